@@ -69,7 +69,9 @@ def import_all() -> None:
 
 def _train(path: Path) -> None:
     from paceline.launch.run import train_here
+    from paceline.run.process.alike import begin_alike
 
+    begin_alike()
     brief = take_brief()
     assert brief is not None, "a supervisor starts this process, and leaves a brief"
     train_here(take_over(path), brief, place_here(os.environ))

@@ -81,7 +81,7 @@ class TensorLimits:
     """What the degree of the tensor axis must respect in a model whose rules open it."""
 
     counts: dict[str, int] = field(default_factory=dict)  # what it must divide, by name: heads, say
-    smallest_split: int = 1  # the smallest dimension of a weight that is split
+    splits: tuple[int, ...] = ()  # dimensions of weights that are split: every rank must have some of each
     widths: tuple[int, ...] = ()  # second dimensions of weights whose first is split: dp_shard * cp divides them
     splits_sequence: bool = False  # whether it must divide a sample's positions
 

@@ -15,6 +15,8 @@ from paceline.patience import Patience
 
 LEFT_SECONDS = 5.0  # for what a rank leaves behind to end by itself, after it is asked to
 POLL_SECONDS = 0.05
+# Or sets of names would have an order of their own on each rank, and in each start.
+HASHES_ALIKE = {"PYTHONHASHSEED": "0"}
 
 
 class Process(Protocol):

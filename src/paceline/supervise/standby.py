@@ -19,7 +19,7 @@ from typing import Protocol
 from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.supervise.groups import Process, collect, has_ended
+from paceline.supervise.groups import HASHES_ALIKE, Process, collect, has_ended
 from paceline.supervise.lines import Lines, is_ready
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import blocked_signals
@@ -79,8 +79,10 @@ class Standby:
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), kind],
-                env={**NO_THREADS, **waiting(environ), **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
-                pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
+                env={
+                    **NO_THREADS, **HASHES_ALIKE, **waiting(environ), **environ, PARENT_VARIABLE: str(os.getpid())
+                },
+                process_group=0, pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip
 
     def forks(self, work: Sequence[str], environ: Mapping[str, str]) -> None:

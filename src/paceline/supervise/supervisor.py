@@ -24,7 +24,7 @@ from paceline.scratch import Scratch
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.blame import Outcome, leave_error, outcome_of
 from paceline.supervise.crew import Crew, attend
-from paceline.supervise.groups import Process, collect
+from paceline.supervise.groups import HASHES_ALIKE, Process, collect
 from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
@@ -71,7 +71,7 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
         held = lock.for_first_rank() if lock else {}
         with opened(place) as streams:
             return subprocess.Popen(
-                list(command), env={**waiting(environ), **environ, **place, **held}, process_group=0,
+                list(command), env={**HASHES_ALIKE, **waiting(environ), **environ, **place, **held}, process_group=0,
                 pass_fds=(lock.descriptor,) if lock else (), stdout=streams.get("stdout"), stderr=streams.get("stderr"),
             )  # fmt: skip
 

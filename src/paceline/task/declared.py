@@ -63,7 +63,7 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     rules.check(modules)
     if "expert" in rules.tensor.values():
         return None, "which dimensions of its experts' weights are their width is known of the built-in families alone"
-    counts, dimensions, widths = dict(rules.counts), [], set()
+    counts, dimensions, widths = dict(rules.counts), set(), set()
     for name, module in modules.items():
         style = rules.style_of(name)
         if style in SPREAD or style == "fused":
@@ -71,15 +71,15 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
             if because:
                 return None, f"rule '{style}' for '{name}', a {type(module).__name__}: {because}"
         if style == "fused":
-            dimensions.append(min(rules.parts_of(name)))
+            dimensions.update(rules.parts_of(name))
         if style not in SPREAD:
             continue
-        dimensions.append(module.weight.shape[SPREAD[style]])
+        dimensions.add(module.weight.shape[SPREAD[style]])
         if SPREAD[style] == 0:
             widths.add(module.weight.shape[1])
         if style == "gathered":
             counts[f"features of {name}"] = module.weight.shape[0]
-    limits = TensorLimits(counts, min(dimensions, default=1), tuple(sorted(widths)), rules.splits_sequence)
+    limits = TensorLimits(counts, tuple(sorted(dimensions)), tuple(sorted(widths)), rules.splits_sequence)
     return limits, ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -10,6 +11,7 @@ from paceline.plan.feasible.tensor import refusal
 from paceline.spec.layout import Layout
 from paceline.task.models.sizes import NAMED_SIZES
 from paceline.task.profile.decoder import profile_decoder
+from paceline.task.profile.plain import pack_profile, unpack_profile
 
 CONFIG = dataclasses.replace(NAMED_SIZES["llama-1m"], vocab=257)
 
@@ -34,3 +36,19 @@ def test_a_degree_that_cannot_be_had_is_named(layout: Layout, seq_len: int, beca
 def test_a_vocabulary_too_small_for_the_degree() -> None:
     tiny = dataclasses.replace(CONFIG, heads=8, kv_heads=8, head_dim=16, vocab=9)
     assert "leave a rank without any" in (refusal(Layout(tp=8), profile_decoder(tiny, 256)) or "")
+
+
+def test_a_vocabulary_that_is_not_the_smallest_and_leaves_a_rank_without_any() -> None:
+    """Keys of 16 features over 8 ranks are two each; 17 words are three each, of which two ranks have none."""
+    tiny = dataclasses.replace(CONFIG, heads=8, kv_heads=8, head_dim=2, hidden=16, vocab=17)
+    assert "17 features over tp = 8" in (refusal(Layout(tp=8), profile_decoder(tiny, 256)) or "")
+    assert refusal(Layout(tp=8), profile_decoder(dataclasses.replace(tiny, vocab=22), 256)) is None
+
+
+def test_what_an_older_journal_holds_of_the_tensor_axis_is_read() -> None:
+    profile = profile_decoder(CONFIG, 256)
+    record = json.loads(json.dumps(pack_profile(profile)))
+    assert unpack_profile(record) == profile
+    record["tensor_limits"]["smallest_split"] = min(record["tensor_limits"].pop("splits"))
+    limits = unpack_profile(record).tensor_limits
+    assert limits is not None and limits.splits == (64,)

@@ -29,7 +29,7 @@ def zero_bubble(**changes: object) -> str | None:
 
 
 def uneven_widths() -> str | None:
-    limits = TensorLimits({}, 10, (10,), False)
+    limits = TensorLimits({}, (10,), (10,), False)
     return tensor.refusal(Layout(tp=2, dp_shard=4), dataclasses.replace(profile(), tensor_limits=limits))
 
 

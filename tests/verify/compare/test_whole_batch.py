@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,69 @@ def test_a_loss_that_is_no_sum_over_rows_is_found_and_named(model: Any, objectiv
     assert not found.equal and (first.quantity, first.name) == ("whole batch", "loss")
     assert "not a sum over rows" in first.likely and 'coupled = "batch"' in first.likely
     assert found.differences["whole batch"] > 1e-3
+
+
+def hardest_sixteen(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    losses = F.cross_entropy(logits_of(model, batch), batch["labels"], reduction="none")
+    return losses.topk(min(16, len(losses))).values.sum(), len(losses)
+
+
+class InGroups(nn.Module):
+    """Statistics of groups of sixteen rows, and none of a smaller group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        groups = self.body(x).split(16)
+        return self.head(torch.cat([group - group.mean(0) if len(group) == 16 else group for group in groups]).tanh())
+
+
+@pytest.mark.parametrize(("model", "objective"), [(classifier, hardest_sixteen), (InGroups, summed)])
+def test_what_shows_in_many_rows_alone_is_found_where_the_batch_has_as_many(model: Any, objective: Any) -> None:
+    """Seven rows were looked at, of which all are kept, and no group is full: told "equal", whatever the batch was."""
+    task = task_of(model, objective)
+    assert checked(task).equal, "no batch of seven rows is cut"
+    task = dataclasses.replace(task, global_batch=Amount(96, "samples"))
+    jobs = jobs_of(Subject(Spec(task=task), Plan(Layout(dp_replicate=2)), None, ("fp64",)), WHOLE)
+    (job,) = (job for job in jobs if job.check == "whole batch")
+    assert job.plan.batch_samples == ROWS
+    found = checked(job.spec.task)
+    assert not found.equal and found.first_difference.family == "loss not a sum over rows"
+    assert "of 64 rows" in found.first_difference.likely
+
+
+def test_a_large_model_has_few_rows_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
+    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-9)
+    assert checked(task).equal
+
+
+class ClipsByRow(nn.Module):
+    """Clips the gradient of each row's hidden state, or halves it."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.body, self.head, self.limit = nn.Linear(6, 8), nn.Linear(8, 2), limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x).tanh()
+        hidden.register_hook(lambda grad: grad.clamp(-self.limit, self.limit) if self.limit else grad / 2)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(("limit", "is_found"), [(0.05, True), (0.0, False)])
+def test_a_gradient_that_is_clipped_on_its_way_is_named(limit: float, is_found: bool) -> None:
+    """Layouts scale the loss, one device does not: such a program heard that parts of sums are left out."""
+    found = checked(task_of(functools.partial(ClipsByRow, limit), summed))
+    assert found.equal is not is_found
+    if is_found:
+        first = found.first_difference
+        assert first.family == "gradient not in proportion" and first.name == "body.weight"
+        assert "task.optimizer.clip_norm" in first.likely
 
 
 MASKED_MOE = ModelSpec(

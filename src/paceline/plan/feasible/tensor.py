@@ -14,9 +14,9 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     for what, count in limits.counts.items():
         if count % tp:
             return f"{what} = {count} cannot be shared evenly by tp = {tp}: a split inside one computes something else"
-    smallest = limits.smallest_split
-    if (tp - 1) * -(-smallest // tp) >= smallest:
-        return f"a layer's {smallest} features over tp = {tp} leave a rank without any"
+    empty = next((count for count in limits.splits if (tp - 1) * -(-count // tp) >= count), None)
+    if empty is not None:
+        return f"a layer's {empty} features over tp = {tp} leave a rank without any"
     positions, ranks = profile.tokens_per_sample, tp * layout.cp
     if limits.splits_sequence and positions % ranks:
         named = f"tp = {tp}" if layout.cp == 1 else f"tp * cp = {ranks}"

@@ -40,7 +40,7 @@ def profile_decoder(config: DecoderConfig, seq_len: int) -> ModelProfile:
         closed_axes=closed_axes("tp", "cp", "pp"),
         tensor_limits=TensorLimits(
             counts={"heads": config.heads, "kv_heads": config.kv_heads},
-            smallest_split=min(config.vocab, config.kv_width, config.ffn),
+            splits=(config.vocab, config.kv_width, config.ffn),
             widths=(config.hidden,),
             splits_sequence=True,
         ),

@@ -41,7 +41,7 @@ def _tensor_limits(config: MoEConfig) -> TensorLimits:
     widths = [config.expert_ffn, *([config.ffn] if config.dense_layers else [])]
     return TensorLimits(
         counts={"heads": config.heads, "kv_heads": config.kv_heads},
-        smallest_split=min(config.vocab, config.kv_width, *widths, config.shared_ffn or config.expert_ffn),
+        splits=(config.vocab, config.kv_width, *widths, config.shared_ffn or config.expert_ffn),
         widths=(config.hidden,),
         splits_sequence=True,
     )

@@ -32,7 +32,7 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     shapes = [_block(shape) for shape in record["blocks"]]
     blocks = tuple(dataclasses.replace(shapes[place], name=name) for name, place in record["chain"])
     limits = record.get("tensor_limits")
-    limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
+    limits = _limits(limits) if limits else None
     rest = {name: value for name, value in record.items() if name != "chain"}
     texts = {name: tuple(record.get(name, ())) for name in ("remarks", "drawing", "grouped")}
     fills = tuple(Fill(**each) for each in record.get("fills", ()))
@@ -60,3 +60,8 @@ def task_key(profile: ModelProfile, optimizer: str) -> str:
 
 def _block(record: dict[str, Any]) -> BlockProfile:
     return BlockProfile(**{**record, **{name: tuple(record.get(name, ())) for name in LISTS}})
+
+
+def _limits(record: dict[str, Any]) -> TensorLimits:
+    splits = record.get("splits") or [record["smallest_split"]]  # the smallest alone, in older journals
+    return TensorLimits(record["counts"], tuple(splits), tuple(record["widths"]), record["splits_sequence"])

@@ -7,6 +7,7 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,11 +39,25 @@ from paceline.verify.rounding.conditioning import Move, beyond_rounding, compute
 
 QUANTITY = "whole batch"
 MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
+# A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
+# experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
+MANY_ROWS = 64
+MANY_SECONDS = 0.5  # of processor that a piece of so many rows may take, by what few take: a large model has fewer
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
     ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
     " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
+)
+
+# A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
+SCALED = 2.0**-6
+PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
+OUT_OF_PROPORTION = "gradient not in proportion"
+LIKELY_SCALED = (
+    "the gradient is not in proportion to the loss: {shown}. A hook or the backward pass of a Function clips it on its"
+    " way back, or normalises it, and a step scales the loss by numbers of its own: what is kept of a gradient would"
+    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way only factors are right"
 )
 
 
@@ -101,19 +116,56 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        found = [(difference, other) for other in others for difference in _differences(whole, other)]
-        relative = max(relative, *(difference.relative for difference, _ in found))
-        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-        wrong, explained, itself = _beyond_rounding(wrong, asked, turn)
-        rounding = rounding or explained
-        if itself is not None:
-            first = first or told(itself, [itself], NOT_REPRODUCIBLE)
-        elif wrong and first is None:
-            first = _first(wrong, whole, turn, program.randomness.told)
+        looks = [(whole, others)]
+        if larger := _of_many_rows(asked, program, turn):
+            looks.append(larger)
+        for whole, others in looks:
+            found = [(difference, other) for other in others for difference in _differences(whole, other)]
+            relative = max(relative, *(difference.relative for difference, _ in found))
+            wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
+            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, whole.sizes)
+            rounding = rounding or explained
+            if itself is not None:
+                first = first or told(itself, [itself], NOT_REPRODUCIBLE)
+            elif wrong and first is None:
+                first = _first(wrong, whole, turn, program.randomness.told)
+        first = first or _out_of_proportion(asked, program, turn, looks[0][0])
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     # Of what fp64 does not know it has nothing to say.
     return _Held(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
+
+
+def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers, list[_Numbers]] | None:
+    """Return what a batch of many rows gives in one piece and in growing ones; None where that takes too long.
+
+    A program that fails on so many says nothing here: ranks give it fewer.
+    """
+    batch, few = asked.task.global_batch, asked.plan.batch_samples
+    wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
+    if wanted <= few:
+        return None
+    began = time.process_time()  # whatever else runs on the machine
+    _numbers(asked, program, turn, (few,))
+    row_seconds = (time.process_time() - began) / few
+    rows = min(wanted, int(MANY_SECONDS / max(row_seconds, 1e-9)))
+    if rows <= few:
+        return None
+    try:
+        whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
+    except Exception:  # whatever a program says to more rows than it is given
+        return None
+    return (whole, [other]) if math.isfinite(whole.loss) else None
+
+
+def _out_of_proportion(asked: Asked, program: _Program, turn: Turn, whole: _Numbers) -> FirstDifference | None:
+    """Return what says that the gradient of a scaled loss is not the scaled gradient, None where it is."""
+    scaled = _numbers(asked, program, turn, whole.sizes, SCALED)
+    found = [d for d in _differences(whole, scaled) if d.relative > PROPORTION]
+    again = _numbers(asked, program, turn, whole.sizes) if found else whole
+    known = [d.name for d in _differences(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
+    wrong = [(d, scaled) for d in found if d.name not in known]
+    return _first(wrong, whole, turn, (), is_scaled=True) if wrong else None
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
@@ -139,7 +191,7 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, sizes: tuple[int, ...]
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -147,7 +199,7 @@ def _beyond_rounding(
     """
 
     def computed(made: int, move: Move | None) -> _Numbers:
-        return _numbers(asked, _program(asked, [turn], move), turn, cuts(asked.plan.batch_samples)[0])
+        return _numbers(asked, _program(asked, [turn], move), turn, sizes)
 
     def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
         return [_in_the_shape_of_a_layouts(d) for d in _differences(known, ours)]
@@ -187,11 +239,16 @@ def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
     """
     pairs: list[tuple[int, ...]] = [(rows - fewer, fewer) for fewer in range(1, rows // 2 + 1)]
     if rows > MOST_IN_TWO:
-        growing: list[int] = []
-        while sum(growing) < rows:
-            growing.append(min(len(growing) + 1, rows - sum(growing)))
-        pairs = [tuple(growing), (rows - 1, 1)]
+        pairs = [growing(rows), (rows - 1, 1)]
     return tuple(dict.fromkeys(((rows,), *pairs, (1,) * rows)))
+
+
+def growing(rows: int) -> tuple[int, ...]:
+    """Return pieces of one row, of two, of three, and so on; the last one has what is left."""
+    found: list[int] = []
+    while sum(found) < rows:
+        found.append(min(len(found) + 1, rows - sum(found)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -203,8 +260,11 @@ class _Difference:
     ratio: float
 
 
-def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]) -> _Numbers:
-    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
+def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0) -> _Numbers:
+    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
+
+    The loss is scaled before its backward pass, and the gradients back again.
+    """
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
@@ -215,12 +275,13 @@ def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]
             data = source.read(ids_at(source, task.seed, positions), positions)
             with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
                 loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
-            loss_sum.backward()
+            (loss_sum * scale).backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     by = weight or 1.0
-    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
+    means = {name: grad / (by * scale) for name, grad in gradients.items()}
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means)
 
 
 def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
@@ -243,7 +304,11 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
 
 
 def _first(
-    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, guesses: tuple[str, ...]
+    wrong: list[tuple[_Difference, _Numbers]],
+    whole: _Numbers,
+    turn: Turn,
+    guesses: tuple[str, ...],
+    is_scaled: bool = False,
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
@@ -253,14 +318,15 @@ def _first(
     names = list(dict.fromkeys(d.name for d, _ in wrong))
     of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
+    other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
     shown = (
         f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
-        f" {difference.cut:.6g} in pieces of {pieces}"
+        f" {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
-        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=FAMILY,
-        likely=LIKELY.format(shown=shown) + guessed,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=OUT_OF_PROPORTION if is_scaled else FAMILY,
+        likely=(LIKELY_SCALED if is_scaled else LIKELY).format(shown=shown) + guessed,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from paceline.spec.task import DataSpec, Task
 
 if TYPE_CHECKING:
     from paceline.task.data.protocol import Source
+    from paceline.verify.process.own_modules import OwnModules
 
 
 class ReadOnce:
@@ -21,6 +22,7 @@ class ReadOnce:
     def __init__(self) -> None:
         self._tasks: dict[Path, Task] = {}
         self._opened: dict[str, Source] = {}
+        self.own_modules: OwnModules | None = None
 
     def begin(self, paths: Iterable[Path]) -> None:
         """Read the specs that are plain data and open their text: every rank would list its files again."""

@@ -39,6 +39,7 @@ from paceline.supervise.forked import fork, leave
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import Outcome, supervise_started
 from paceline.verify.process.lanes import handed_out, in_groups, lanes_here
+from paceline.verify.process.own_modules import OwnModules
 from paceline.verify.process.read_once import ReadOnce
 
 if TYPE_CHECKING:
@@ -118,11 +119,15 @@ def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    _load_named(read.task(rows[0].spec))
+    read.own_modules = OwnModules(functools.partial(_load_task, read, rows[0].spec))
     read.begin(row.spec for row in rows)
     gc.enable()
     gc.collect()
     gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
+
+
+def _load_task(read: ReadOnce, path: Path) -> None:
+    _load_named(read.task(path))
 
 
 def _load_named(task: Task) -> None:
@@ -168,6 +173,9 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
     from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
 
+    first = next(iter(rows.values())).spec
+    if read.own_modules is not None:
+        read.own_modules.import_again(functools.partial(_load_task, read, first))
     place = place_here(os.environ)
     alone = _alone(list(rows.values()), read) if place and place.rank == 0 and place.world_size > 1 else {}
     world = join_world("cpu", threads=1, place=place)

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.adapt.adapter import proof_adapter
+from paceline.spec.import_paths import names_object
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
@@ -70,7 +71,10 @@ def twin_task(
     eps = max(task.optimizer.eps, SMALLEST_EPS if rows.steady else TWIN_EPS)
     small: dict[str, Any] = {"optimizer": twin_optimizer(dataclasses.replace(task.optimizer, eps=eps))}
     small["schedule"] = twin_schedule(task.schedule, rows)
-    small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
+    batch = _batch(plan, layout, rows)
+    if rows == WHOLE_BATCH:  # looks at more rows too, where the task's batch has them
+        batch = max(batch, _samples_of(task))
+    small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
         length = min(LARGEST_LENGTH if rows == LONG else SEQ_LEN, task.data.seq_len)
         small["data"] = dataclasses.replace(task.data, seq_len=_length(length, layout))
@@ -190,6 +194,16 @@ def _batch(plan: Plan, layout: Layout, rows: Rows) -> int:
     if in_one_piece(plan) and rows == FEW and layout.data_degree > 2:
         return layout.data_degree - 1  # a rank has no row at all
     return twin_batch(layout, dataclasses.replace(rows, per_rank=LARGEST_MICRO_BATCH) if in_one_piece(plan) else rows)
+
+
+def _samples_of(task: Task) -> int:
+    """Return the samples of a task's batch, 0 where it is counted in what samples may have any number of."""
+    if task.global_batch.unit == "samples":
+        return int(task.global_batch.value)
+    data = task.data
+    if task.global_batch.unit != "tokens" or not isinstance(data, DataSpec) or names_object(data.source):
+        return 0
+    return int(task.global_batch.value) // data.seq_len
 
 
 def twin_rows(plan: Plan, layout: Layout, batch: int) -> tuple[int, ...]:

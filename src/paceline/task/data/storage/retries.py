@@ -16,6 +16,7 @@ Result = TypeVar("Result")
 # What no second try can mend. Everything else may pass: each storage has errors of its own, with no common type.
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError,
          ValueError, TypeError, AttributeError)  # fmt: skip
+JITTER = random.Random()
 MAY_PASS = (408, 409, 425, 429)  # HTTP answers of the 400s that ask to come again
 
 
@@ -51,7 +52,7 @@ class Retries:
                 if notices is not None:
                     notices.tell(f"{what} was read again", because)
             seconds = min(self.longest_seconds, self.first_seconds * 2 ** (attempt - 1))
-            self.wait(seconds * random.uniform(0.5, 1.0))
+            self.wait(seconds * JITTER.uniform(0.5, 1.0))
         raise AssertionError("at least one attempt")
 
 

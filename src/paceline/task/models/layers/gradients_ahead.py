@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.errors import ConfigError
+
 ROWS_ELEMENTS = 2**25  # of a gradient that is computed, or scaled and cast, at a time: 128 MiB in fp32
 
 # Given a chunk's logits [tokens, vocab] in fp32 or wider and its labels [tokens]: the summed loss, and what returns its
@@ -55,9 +57,34 @@ def kept_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None
     """Return the gradients by hidden states and head that `summed_loss` has kept, times the one that comes in."""
     grad_hidden, grad_head = ctx.saved_tensors
     return (
-        None if grad_hidden is None else _scaled(grad_hidden, grad, grad_hidden.dtype),
-        None if grad_head is None else _scaled(grad_head, grad, ctx.head_dtype),
+        None if grad_hidden is None else only_first(_scaled(grad_hidden, grad, grad_hidden.dtype)),
+        None if grad_head is None else only_first(_scaled(grad_head, grad, ctx.head_dtype)),
     )
+
+
+def only_first(gradient: Tensor) -> Tensor:
+    """Return a gradient that was taken ahead, of which a second derivative raises ConfigError: it is a number alone.
+
+    Asked for in the backward pass. Without it, a gradient penalty would silently lack what comes through the loss.
+    """
+    if not torch.is_grad_enabled():  # as in a backward pass without create_graph
+        return gradient
+    found: Tensor = _OnlyFirst.apply(gradient, torch.zeros((), requires_grad=True))
+    return found
+
+
+class _OnlyFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        raise ConfigError(
+            "a gradient of the loss is differentiated again, as for a gradient penalty",
+            "this loss takes its gradients in the forward pass and keeps them as numbers",
+            "the model's logits, of a call without labels, and F.cross_entropy in an objective of your own",
+        )
 
 
 def _add_product(grad_head: Tensor, by_logits: Tensor, hidden: Tensor) -> None:

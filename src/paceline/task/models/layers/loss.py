@@ -158,4 +158,4 @@ def _losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor
         counts = counted.unsqueeze(1).to(sums.dtype)
         return exponentials.mul_(counts / sums).scatter_add_(1, target, -counts)
 
-    return (largest - chosen + sums.log()).squeeze(1) * counted, gradient
+    return (largest - chosen + sums.log()).squeeze(1).where(counted, 0.0), gradient

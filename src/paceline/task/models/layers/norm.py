@@ -40,6 +40,7 @@ class _RMSNorm(torch.autograd.Function):
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)  # one pass, no wide copy of x
         scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
         ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
         # Neither changed in place nor through a `to` that changes nothing: of such a result torch 2.11's compiler
         # follows the operators here and not the backward pass below, and gradients are wrong.
         found = x * scale * weight.to(wide)
@@ -48,6 +49,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph: gradients that can be differentiated again
+            return *_differentiable(x, weight, ctx.eps, grad, ctx.needs_input_grad[1]), None
         normal = x * scale  # in fp32 at least, as `scale` is
         grad_normal = grad * weight.to(scale.dtype)
         # d(x / rms(x)): the part of the gradient along x is taken out, since scaling x changes nothing.
@@ -55,3 +58,15 @@ class _RMSNorm(torch.autograd.Function):
         grad_weight = (grad * normal).flatten(0, -2).sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_x = grad_normal.sub_(normal.mul_(along)).mul_(scale).to(x.dtype)
         return grad_x, grad_weight, None
+
+
+def _differentiable(
+    x: Tensor, weight: Tensor, eps: float, grad: Tensor, by_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients by input and weight, made of operators that autograd knows."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = (x.to(wide).square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    normal, grad_normal = x * scale, grad * weight.to(wide)
+    grad_x = (grad_normal - normal * (grad_normal * normal).mean(dim=-1, keepdim=True)) * scale
+    grad_weight = (grad * normal).flatten(0, -2).sum(dim=0).to(weight.dtype) if by_weight else None
+    return grad_x.to(x.dtype), grad_weight

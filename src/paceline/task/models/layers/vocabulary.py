@@ -7,6 +7,7 @@ exponentials and the target's logit (Shoeybi et al. 2019, arXiv:1909.08053, sect
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.collectives import SEQUENCE, gather, share
-from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
+from paceline.task.models.layers.gradients_ahead import kept_gradients, only_first, summed_loss
 
 IGNORED = -100  # as in loss.py
 
@@ -95,8 +96,8 @@ def spread_losses(
     wide, first, found = torch.promote_types(hidden.dtype, torch.float32), first_row(head.shape[0], group), []
     for part, own in zip(whole.split(size), labels.flatten().split(size), strict=True):
         counted, held, row = _target(own, first, local.shape[0])
-        losses, _ = _losses((part @ local.T).to(wide), held, row, group)
-        found.append((losses * counted).squeeze(1))
+        losses, _ = _losses((part @ local.T).to(wide), counted, held, row, group)
+        found.append(losses.squeeze(1))
     return torch.cat(found)
 
 
@@ -126,16 +127,23 @@ def _target(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tens
     return labels != IGNORED, held, local.where(held, 0)
 
 
-def _losses(logits: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def _losses(
+    logits: Tensor, counted: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
     """Return the loss of every label and the sum of its exponentials, [tokens, 1] each, alike on every rank.
 
-    Exponentials, of what is left of logits below the largest of the whole vocabulary, are written over the logits.
+    Exponentials, of what is left of logits below the largest of the whole vocabulary, are written over the logits. A
+    label that does not count has no loss, whatever its logits; one that no rank holds, being no row of the vocabulary,
+    has NaN: an error, as on one device, would have to wait for the device.
     """
-    chosen, largest = logits.gather(1, row) * held, logits.amax(dim=1, keepdim=True)
+    chosen, largest = logits.gather(1, row).where(held, 0.0), logits.amax(dim=1, keepdim=True)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    sums = torch.cat([logits.sub_(largest).exp_().sum(dim=1, keepdim=True), chosen], dim=1)
+    exponentials = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
+    sums = torch.cat([exponentials, chosen, held.to(chosen.dtype)], dim=1)
     dist.all_reduce(sums, group=group)
-    return largest - sums[:, 1:] + sums[:, :1].log(), sums[:, :1]
+    total, target, holders = sums.split(1, dim=1)
+    losses = (largest - target + total.log()).where(holders > 0, math.nan)
+    return losses.where(counted, 0.0), total
 
 
 def _gradient(exponentials: Tensor, sums: Tensor, scale: Tensor, held: Tensor, row: Tensor) -> Tensor:
@@ -163,7 +171,7 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
 
         def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
             counted, held, row = _target(labels, first, head.shape[0])
-            losses, sums = _losses(logits, held, row, group)
+            losses, sums = _losses(logits, counted, held, row, group)
             scale = counted if weights is None else next(coming).to(logits.dtype).unsqueeze(1) * counted
             return (losses * scale).sum(), lambda: _gradient(logits, sums, scale, held, row)
 
@@ -182,11 +190,11 @@ class _SpreadCrossEntropy(torch.autograd.Function):
         ctx.dtype = logits.dtype
         counted, held, row = _target(labels, first, logits.shape[1])
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        losses, sums = _losses(wide, held, row, group)
+        losses, sums = _losses(wide, counted, held, row, group)
         ctx.save_for_backward(_gradient(wide, sums, counted, held, row) if ctx.needs_input_grad[0] else None)
-        return (losses * counted).squeeze(1)
+        return losses.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         (by_logits,) = ctx.saved_tensors
-        return (by_logits * grad.unsqueeze(1)).to(ctx.dtype), None, None, None
+        return only_first((by_logits * grad.unsqueeze(1)).to(ctx.dtype)), None, None, None

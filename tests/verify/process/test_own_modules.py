@@ -1,0 +1,131 @@
+"""What a module draws as it is imported is alike on all ranks of a run, or told by the proof."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.verify.process import own_modules
+from paceline.verify.process.own_modules import OwnModules
+
+DRAWS = """
+import random, numpy as np
+SEEDED, PYTHONS, OWN = np.random.rand(), random.random(), np.random.default_rng().random()
+"""
+REGISTERS = """
+import sys
+if hasattr(sys, "once_alone"): raise ValueError("already registered")
+sys.once_alone = True
+"""
+
+
+@pytest.fixture
+def drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return what writes a module and returns what imports it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def written(text: str) -> Callable[[], ModuleType]:
+        (tmp_path / "of_a_user.py").write_text(text, encoding="utf-8")
+        return lambda: importlib.import_module("of_a_user")
+
+    yield written
+    sys.modules.pop("of_a_user", None)
+    if hasattr(sys, "once_alone"):
+        del sys.once_alone
+
+
+def test_each_rank_draws_what_generators_of_its_own_give(drawing: Any) -> None:
+    load = drawing(DRAWS)
+    modules = OwnModules(load)
+    first = load()
+    modules.import_again(load)
+    again = load()
+    assert again is not first
+    assert (again.SEEDED, again.PYTHONS) == (first.SEEDED, first.PYTHONS) and again.OWN != first.OWN
+
+
+def test_what_cannot_be_imported_twice_is_imported_once(drawing: Any) -> None:
+    load = drawing(REGISTERS)
+    modules = OwnModules(load)
+    first = load()
+    modules.import_again(load)
+    assert load() is first
+
+
+def test_what_takes_long_is_imported_once(drawing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = drawing(DRAWS)
+    monkeypatch.setattr(own_modules, "MOST_SECONDS", 0.0)
+    modules = OwnModules(load)
+    first = load()
+    modules.import_again(load)
+    assert load() is first
+
+
+PROGRAM = """
+import os
+from pathlib import Path
+import numpy as np, torch
+from torch import nn
+
+SCALE, NAMES = 1 + {drawn}, list({{"alpha", "beta", "gamma", "delta", "epsilon"}})
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        with Path(__file__).with_suffix(".told").open("a") as told:
+            told.write(f"{{SCALE}} {{NAMES}}\\n" if os.environ.get("RANK") else "")
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)) * SCALE)
+
+class Rows:
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        row = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return row, (row[0] > 0).long()
+"""
+SPEC = """
+[task]
+name = "draws"
+objective = "classification"
+global_batch = "12 samples"
+stop = "2 steps"
+model = {{ name = "{module}:Net" }}
+data = {{ source = "{module}:Rows" }}
+
+[cluster]
+device = "cpu"
+devices = 2
+probe = false
+learn = false
+
+[plan]
+dp_replicate = 2
+
+[run]
+dir = "{folder}/run"
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("drawn", "code"), [("np.random.rand()", 0), ("np.random.default_rng().random()", 4)])
+def test_ranks_that_draw_as_they_import_train_alike_or_do_not_train(tmp_path: Path, drawn: str, code: int) -> None:
+    """Ranks of a proof were forked after the import: "equal", and ranks of the run had a scale of their own each."""
+    module = f"drawing_{code}"
+    (tmp_path / f"{module}.py").write_text(PROGRAM.format(drawn=drawn), encoding="utf-8")
+    spec = tmp_path / "draws.toml"
+    spec.write_text(SPEC.format(module=module, folder=tmp_path), encoding="utf-8")
+    assert main(["train", str(spec)]) == code
+    if not code:
+        told = (tmp_path / f"{module}.told").read_text(encoding="utf-8").splitlines()
+        assert len(told) > 2 and len(set(told)) == 1, "of the proof and of the run"
