@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
+from paceline.spec.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.languages import Around, Sides, sides_of
 from paceline.task.data.listed_once import listed
@@ -31,7 +32,6 @@ from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.records import columns_of, read_records
 from paceline.task.data.sources.tokenizer import FileTokenizer, load_tokenizer
 
-IGNORED = -100
 COLUMNS = (("source", "target"), ("text", "summary"), ("document", "summary"), ("article", "highlights"),
            ("dialogue", "summary"), ("text", "target"), ("input", "output"), ("prompt", "completion"),
            ("question", "answer"))  # fmt: skip
