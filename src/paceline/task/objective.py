@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import is_import_path, load_object
-from paceline.spec.labels import IGNORED
 from paceline.task.coupling import with_gather
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.head import SEQ2SEQ

@@ -29,7 +29,7 @@ from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.layers import loss as loss_module
 from paceline.task.models.layers.batch_norm import WholeBatchNorm
 

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 from paceline.run.evaluate.held_out_metrics import Sums, pass_logits
 from paceline.run.loop.loader import MicroBatch, to_device
 from paceline.run.loop.step import Stepper
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder

@@ -19,7 +19,7 @@ from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.survive.smaller import SmallerPlan, smaller_from_dict
 
-BRIEF_VARIABLE = "PACELINE_BRIEF"
+BRIEF_VARIABLE, BRIEF_FILE = "PACELINE_BRIEF", "brief.json"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Brief:
     def file(self) -> Iterator[str]:
         """Give the path of a file that holds the brief while the processes that read it run."""
         with Scratch("brief") as folder:
-            path = Path(folder) / "brief.json"
+            path = Path(folder) / BRIEF_FILE
             path.write_text(self.to_json())
             yield str(path)
 

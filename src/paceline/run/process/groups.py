@@ -21,7 +21,7 @@ from paceline.spec.layout import Layout
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MESHED = 256  # ranks of the largest world in which each is connected to each other for saves
 ON_DEMAND = "TORCH_GLOO_LAZY_INIT"  # read by torch where a group of gloo's is made; `new_group` has no option for it
-DATA_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
+DATA_MESH_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
 
 MemberRanks = tuple[int, ...]  # the ranks of one group
 
@@ -179,7 +179,7 @@ class Mesh:
         """The ranks that read different rows of one batch, in the order of the rows. Whole stages ask for it."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
         # A stage without batch norms has no use for it, and does not meet the others.
-        return self._of(self._axes, DATA_AXES, meets=self.layout.pp == 1)
+        return self._of(self._axes, DATA_MESH_AXES, meets=self.layout.pp == 1)
 
     @cached_property
     def data_axis(self) -> DeviceMesh:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.durable import publish
 from paceline.errors import ConfigError, DataError, StorageError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, Task
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.adapt.noise import EmbeddingNoise, noises
 from paceline.task.adapt.referenced import WithReference, log_probabilities_of

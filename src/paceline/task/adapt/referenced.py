@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import ModelSpec
 from paceline.task.adapt.distill import kept_alone
 from paceline.task.adapt.teacher import Teacher, logits_of

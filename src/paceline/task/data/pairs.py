@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, DamagedData, DataError, suggestion
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.sources.tables.chat import (
     TEMPLATES,
     Messages,

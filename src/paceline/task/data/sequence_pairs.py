@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import scheme_of
-from paceline.spec.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.languages import Around, Sides, sides_of
 from paceline.task.data.listed_once import listed

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.held import local_of

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import is_import_path
-from paceline.spec.labels import IGNORED
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.order.of_source import FiledOrder, GlobalOrder, order_of
 from paceline.task.data.protocol import GathersRows, Source

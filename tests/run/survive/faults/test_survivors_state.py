@@ -117,7 +117,7 @@ def test_where_memory_has_no_room_for_files_the_state_goes_from_rank_to_rank(
     (tmp_path / "full").write_text("")  # in which no folder can be made
     assert run_ranks(_brought, 2, str(tmp_path)) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
     with take(tmp_path / "run") as lock:
-        monkeypatch.setattr(rescue, "MEMORY", tmp_path / "full")
+        monkeypatch.setattr(rescue, "RAM_DISK", tmp_path / "full")
         folder = Path(rescue.rescue_folder(lock, 2))
         assert folder.parent == tmp_path / "run" and folder.is_dir()
         lock.run_dir = tmp_path / "full"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.rows import packed_source
 from paceline.task.data.rows.packed_source import PackedSource

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.rows import packed_source

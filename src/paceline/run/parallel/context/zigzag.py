@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.balance import before_last_label
 from paceline.task.models.layers.documents import document_mask, document_positions

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_labels, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import DataError
+from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import Damaged, in_lists, read_documents
 from paceline.task.data.sources.files import list_files
@@ -189,7 +190,7 @@ def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     path = Path(data.tokenizer).expanduser()
-    path = path / "tokenizer.json" if path.is_dir() else path
+    path = path / TOKENIZER if path.is_dir() else path
     if data.tokenizer not in ("bytes", "bpe") and path.is_file():
         tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
     files = [file.decides() for file in listing.files]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.spec.labels import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.packing import Ints, PackedRows
