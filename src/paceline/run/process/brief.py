@@ -1,6 +1,7 @@
 """Brief: what the planner decided, as the processes of a run receive it. Plain data, so that it travels as JSON.
 
-It imports nothing of the planner, which a rank has no use for: `session/ready/told.py` makes a brief of a plan.
+It imports nothing of the planner, which a rank has no use for. A brief is made of a plan in
+`session/ready/brief_of_plan.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.link import NodeLink

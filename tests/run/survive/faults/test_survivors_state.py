@@ -20,7 +20,7 @@ from paceline.lock import take
 from paceline.run.process.generation import FROM_RANKS, Generation
 from paceline.run.survive.survivor import Brought, bring_together, let_go
 from paceline.supervise.again import rescue
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 
 STEPS, STEP = 12, 7
 FLIP = {"kind": "flip", "step": STEP, "rank": 0}

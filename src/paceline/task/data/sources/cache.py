@@ -24,10 +24,17 @@ from pathlib import Path
 from paceline.errors import DataError
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.cache_folders import (
+    build_folder,
+    hash_of,
+    index_path,
+    lock_of,
+    write_atomically,
+    written_to,
+)
 from paceline.task.data.sources.documents import Damaged, in_lists, read_documents
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
-from paceline.task.data.sources.kept import build_folder, hash_of, index_path, lock_of, write_atomically, written_to
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
