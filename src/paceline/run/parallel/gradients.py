@@ -1,4 +1,4 @@
-"""What a step asks of gradients, however they come together; each axis has its own way, around that of another one."""
+"""What a step asks of gradients, whichever axes sum them: an axis with another way of summing wraps the gradients inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources with their targets, from a table: what models that read one text and write another learn from (T5, BART).
+"""Pairs of a source text and a target text, from a table: what encoder-decoders such as T5 and BART learn from.
 
     source,target
     translate: two and two,vier
