@@ -1,4 +1,4 @@
-"""What a step asks of gradients, whichever axes sum them: an axis with another way of summing wraps the gradients inside."""
+"""What a step asks of gradients, whichever axes sum them: an axis that sums in another way wraps the other gradients."""
 
 from __future__ import annotations
 
