@@ -1,4 +1,4 @@
-"""What a step asks of gradients, whichever axes sum them: an axis that sums in another way wraps the other gradients."""
+"""What a step asks of gradients, whichever axes sum them: an axis that sums in another way wraps those of the rest."""
 
 from __future__ import annotations
 
