@@ -1,4 +1,4 @@
-"""What a step asks of gradients, whichever axes sum them: an axis that sums in another way wraps those of the rest."""
+"""What a step asks of gradients, by whichever axes gradients are summed: an axis may wrap the sums of other axes."""
 
 from __future__ import annotations
 
