@@ -23,7 +23,7 @@ import torch
 from common import TokenRows, machine
 
 from paceline.run.observe.health.judge import HealthJudge
-from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, sensors_of
 from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample

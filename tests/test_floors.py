@@ -257,6 +257,36 @@ def test_no_function_is_written_twice() -> None:
     assert [names for names in twins.values() if len(names) > 1] == []
 
 
+COINCIDENCES = {"CODES", "LOSS", "MEMORY", "WHOLE"}  # constants of one name and one value that are two things
+
+
+def constants(module: str) -> Iterator[tuple[str, str]]:
+    """Yield the public constants at the top of a file, each with its value as the file spells it."""
+    for node in ast.parse(SOURCES[module].read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            names, values = [target], [node.value]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                names, values = target.elts, node.value.elts
+            for name, value in zip(names, values, strict=True):
+                if isinstance(name, ast.Name) and re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", name.id):
+                    yield name.id, ast.unparse(value)
+
+
+def test_no_constant_is_written_twice() -> None:
+    """What two files must agree on stands in one of them: the other one imports it. Mere numbers may meet by chance."""
+    of: dict[tuple[str, str], list[str]] = {}
+    for module in SOURCES:
+        for name, value in constants(module):
+            if not re.fullmatch(r"\d[\d.e*<+ -]*", value):
+                of.setdefault((name, value), []).append(module)
+    again = {name: modules for (name, value), modules in of.items() if len(modules) > 1}
+    assert len(of) > 500
+    assert {name: modules for name, modules in again.items() if name not in COINCIDENCES} == {}
+
+
 def test_no_room_holds_more_than_its_part() -> None:
     sizes: dict[str, int] = {}
     for module, path in SOURCES.items():

@@ -49,7 +49,7 @@ from paceline.run.process.world import World
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
 from paceline.run.survive.health.sight import NearSight
 from paceline.run.survive.health.silences import HangLimits
-from paceline.session.ready.told import make_brief
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.load import spec_from_dict
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.nodes.far import FarSight

@@ -19,6 +19,7 @@ PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "
 SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0,
            "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0,
            "days": 86400.0}  # fmt: skip
+SECONDS_PER_HOUR = SECONDS["h"]
 MOST_IN_A_UNIT = 10_000  # of values that are compared in one unit
 LARGEST_LOSS = 1e5  # that is written out
 LEAST_USD = 1e-6  # that is written out

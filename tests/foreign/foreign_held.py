@@ -23,7 +23,7 @@ from paceline.plan.prepare import prepare_task
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import join_world
-from paceline.session.ready.told import make_brief
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec

@@ -14,7 +14,7 @@ from runs import environment
 import paceline
 from paceline.errors import ConfigError
 from paceline.plan.prepare import prepare_task
-from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.spec_given import spec_of
 
 
 class _Rows:

@@ -10,7 +10,7 @@ from runs import steps_of, write_spec
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.spec_given import spec_of
 from paceline.spec.load import load_spec
 
 

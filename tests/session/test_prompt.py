@@ -12,7 +12,7 @@ from runs import environment, records_of, run_patiently
 import paceline
 from paceline.errors import ConfigError
 from paceline.session import begin
-from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.spec_given import spec_of
 
 TYPED = """
 import os, signal

@@ -29,7 +29,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
-from paceline.supervise.again.spent import SpentSoFar
+from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link

@@ -23,10 +23,10 @@ from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
 from paceline.supervise.again.generations import Generations
-from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
+from paceline.supervise.again.held_state import AGREED, DUE, OPEN, HeldState
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.machines import OneMachine, seats_of
-from paceline.supervise.again.spent import SpentSoFar
+from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_left, state_of_worlds
 from paceline.supervise.blame import Outcome
 from paceline.supervise.control import CALL_NAME
@@ -261,7 +261,7 @@ def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> N
 def test_each_world_counts_at_its_own_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on with one device of four had its money counted as if it had had one all the time."""
     now = [100.0]
-    monkeypatch.setattr("paceline.supervise.again.spent.passed_seconds", lambda: now[0])
+    monkeypatch.setattr("paceline.supervise.again.spent_by_worlds.passed_seconds", lambda: now[0])
     spent, told = SpentSoFar(), []
     for seconds, usd_per_second in ((0.0, 4.0), (10.0, 1.0), (5.0, 2.0), (1.0, float("nan"))):
         now[0] += seconds

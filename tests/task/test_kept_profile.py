@@ -16,8 +16,8 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task import own_code
 from paceline.task.data.facts import DataFacts
-from paceline.task.profile import kept
-from paceline.task.profile.kept import trace_once
+from paceline.task.profile import kept_profiles
+from paceline.task.profile.kept_profiles import trace_once
 
 FACTS = DataFacts(64, 8, "tokens", 256, 512, 1, "text", "f")
 MODEL = """
@@ -58,8 +58,8 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Traced, lis
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     traces: list[Task] = []
-    real = kept.trace_task
-    monkeypatch.setattr(kept, "trace_task", lambda task: traces.append(task) or real(task))
+    real = kept_profiles.trace_task
+    monkeypatch.setattr(kept_profiles, "trace_task", lambda task: traces.append(task) or real(task))
     data = DataSpec(source=str(tmp_path / "text.txt"), tokenizer="bytes", seq_len=8)
 
     def profile(facts: DataFacts = FACTS, data: DataSpec = data, **arguments: str) -> ModelProfile:
@@ -108,7 +108,7 @@ def test_a_file_that_is_damaged_is_traced_anew_and_the_oldest_go(
     (path,) = (tmp_path / "cache/paceline/profiles").glob("*.json")
     path.write_text(path.read_text()[:100])
     assert profile() == first and len(traces) == 2
-    monkeypatch.setattr(kept, "MOST_KEPT", 1)
+    monkeypatch.setattr(kept_profiles, "MOST_KEPT", 1)
     profile(dataclasses.replace(FACTS, fingerprint="g"))
     assert len(list(path.parent.glob("*.json"))) == 1 and not path.exists()
 
@@ -122,7 +122,7 @@ def test_data_that_code_of_the_user_makes_keep_nothing(traced: tuple[Traced, lis
         "made = lambda: Rows(rows)\n"
     )
     data = DataSpec(source="kept_rows:made")
-    assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=data), FACTS) is None
+    assert kept_profiles._key(Task(model=ModelSpec("kept_model:Words"), data=data), FACTS) is None
     assert profile() and len(traces) == 1
 
 
@@ -147,7 +147,7 @@ def test_texts_that_name_nothing_and_files_that_cannot_be_read_end_no_plan(
 
     monkeypatch.setattr(Path, "read_bytes", refused)
     assert own_code.own_code(values) is None
-    assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=DataSpec()), FACTS) is None
+    assert kept_profiles._key(Task(model=ModelSpec("kept_model:Words"), data=DataSpec()), FACTS) is None
 
 
 def test_what_is_no_folder_has_no_code_and_the_rest_is_remembered(

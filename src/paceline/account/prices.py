@@ -34,10 +34,11 @@ from paceline.config.fields import option
 from paceline.config.problems import Problems
 from paceline.config.shape import table_of
 from paceline.errors import ConfigError
+from paceline.units import SECONDS_PER_HOUR
 
 ANY = "*"
 HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
-DAY_SECONDS, HOUR_SECONDS = 86400.0, 3600.0
+DAY_SECONDS = 24 * SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,12 @@ def _hours(text: str) -> tuple[int, int]:
 def _by_hour(began: float, ended: float) -> Sequence[tuple[int, float]]:
     """Return the hours of the day that a stretch of time passes, with its seconds in each."""
     whole, rest = divmod(max(0.0, ended - began), DAY_SECONDS)
-    seconds = dict.fromkeys(range(24), whole * HOUR_SECONDS)
+    seconds = dict.fromkeys(range(24), whole * SECONDS_PER_HOUR)
     moment = began
     while moment < began + rest or moment == began:
         local = datetime.datetime.fromtimestamp(moment)
         into = local.minute * 60 + local.second + local.microsecond / 1e6
-        part = min(HOUR_SECONDS - into, began + rest - moment)
+        part = min(SECONDS_PER_HOUR - into, began + rest - moment)
         seconds[local.hour] += part
         if part <= 0:
             break

@@ -33,8 +33,6 @@ from paceline.backtest.table import MeasuredTable, read_table
 from paceline.backtest.words.plausible import another_unit
 from paceline.plan.cost.constants import Constants
 
-BY = ("source", "accelerator", "model")
-
 
 @dataclass(frozen=True)
 class NullRate:

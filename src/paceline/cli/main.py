@@ -52,9 +52,6 @@ VERBS = {
 }
 
 
-NEEDED = ("torch", "numpy", "safetensors")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises, whatever the arguments are."""
     if arguments is None:  # the process is the command's own, and has not loaded torch
@@ -85,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse leaves this way after --help and --version
         return stop.code if isinstance(stop.code, int) else 0
     except ModuleNotFoundError as error:
+        from paceline.session.doctor.examine import NEEDED
+
         if (error.name or "").partition(".")[0] not in NEEDED:
             return _defect(error, words, as_json)
         fix = "pip install paceline, which brings it; `paceline doctor` looks for the rest"

@@ -12,7 +12,7 @@ from paceline.report.build import build_report
 from paceline.report.summary import Summary
 from paceline.session.start import trained
 from paceline.session.together import as_error
-from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.spec_given import spec_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec

@@ -13,8 +13,8 @@ from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.ready.prove import Proven, prove
-from paceline.session.ready.told import make_brief
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.layout import Layout

@@ -42,7 +42,7 @@ from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
-from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.spec_given import spec_of
 from paceline.session.watch.alerting import begin_alerts
 from paceline.session.watch.exporting import begin_exports
 from paceline.spec.arguments import run_directory

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from paceline.simulate.engine import simulate_run
-from paceline.simulate.failures import SECONDS_PER_HOUR, Cause, FailureRates
+from paceline.simulate.failures import Cause, FailureRates
 from paceline.simulate.outcome import Spread, spread
 from paceline.simulate.policy import Policy
 from paceline.simulate.scenario import Scenario
+from paceline.units import SECONDS_PER_HOUR
 
 RUNS = 50
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from paceline.simulate.failures import SECONDS_PER_HOUR, Cause, FailureRates
+from paceline.simulate.failures import Cause, FailureRates
+from paceline.units import SECONDS_PER_HOUR
 
 # Where the seconds of a run go. They add up to its wall time.
 PRODUCTIVE = "training"  # what training would take at full speed

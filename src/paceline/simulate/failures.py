@@ -14,7 +14,6 @@ from paceline.errors import ConfigError, suggestion
 from paceline.spec.reliability import ReliabilitySpec
 
 HOURS_PER_DAY = 24.0
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)

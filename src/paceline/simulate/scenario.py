@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from paceline.simulate.events import causes_of
-from paceline.simulate.failures import SECONDS_PER_HOUR, Cause, FailureRates
+from paceline.simulate.failures import Cause, FailureRates
+from paceline.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True)

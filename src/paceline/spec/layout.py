@@ -18,6 +18,8 @@ from paceline.errors import ConfigError
 
 # Outermost first: neighbours in rank order share the innermost axis, the chattiest one.
 MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+DATA_AXES = ("dp_replicate", "dp_shard")  # ranks along these read other samples
+MODEL_AXES = ("cp", "tp", "pp", "ep")  # ranks along these share the work on a sample
 
 
 @dataclass(frozen=True)

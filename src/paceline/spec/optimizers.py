@@ -120,18 +120,44 @@ def names_of(spec: OptimizerSpec) -> list[object]:
 
 
 def optimizer_key(spec: OptimizerSpec) -> str:
-    """Return what a spec's optimizers are known by in prices and records: "adamw", or "muon+adamw"."""
-    return "+".join(name if isinstance(name, str) else object_path(name) for name in names_of(spec))
+    """Return what a spec's optimizers are known by in prices and records: "adamw", or "muon+adamw".
+
+    Arguments by which an optimizer keeps more state follow its name: "adamw(amsgrad)".
+    """
+    return "+".join(
+        f"{name}({','.join(more)})" if (more := _more_state(spec, name)) else name if isinstance(name, str) else
+        object_path(name)
+        for name in names_of(spec)
+    )  # fmt: skip
+
+
+def _more_state(spec: OptimizerSpec, name: object) -> list[str]:
+    rule = rule_of(name)
+    given = [spec.arguments, *(group.arguments for group in spec.groups if not group.name)] if name == spec.name else []
+    given += [group.arguments for group in spec.groups if group.name == name]
+    return [argument for argument in (rule.more_values if rule else ()) if any(each.get(argument) for each in given)]
+
+
+def _of_key(key: str) -> list[tuple[Rule | None, list[str]]]:
+    """Return the rule of each optimizer of an `optimizer_key`, and the arguments by which it keeps more state."""
+    named = [each.removesuffix(")").partition("(") for each in key.split("+")]
+    return [(RULES.get(name), more.split(",") if more else []) for name, _, more in named]
 
 
 def state_values(key: str) -> float:
     """Return the optimizer's state values per parameter by `optimizer_key`, of several optimizers the most."""
-    return max(RULES[name].state_values if name in RULES else ASSUMED_STATE_VALUES for name in key.split("+"))
+    return max(rule.state_values + sum(rule.more_values[argument] for argument in more) if rule else
+               ASSUMED_STATE_VALUES for rule, more in _of_key(key))  # fmt: skip
 
 
 def gathered_values(key: str) -> float:
     """Return the values per parameter that optimizers gather for an update where parameters are sharded: the most."""
-    return max(RULES[name].gathered_values if name in RULES else 0.0 for name in key.split("+"))
+    return max(rule.gathered_values if rule else 0.0 for rule, _ in _of_key(key))
+
+
+def is_unwrapped(key: str) -> bool:
+    """Return whether torch's own kernels make the update, by `optimizer_key`, on sharded tensors as they are."""
+    return key.partition("(")[0] in UNWRAPPED
 
 
 def missing_extra(name: object) -> MissingExtra | None:

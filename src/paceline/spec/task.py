@@ -22,7 +22,6 @@ from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
 BUILT_IN_COURSES = ("constant", "cosine", "linear", "wsd")  # of the learning rate
-DTYPES = ("fp32", "bf16", "fp16", "fp64")
 LABELS = ("auto", "none", "classification", "regression", "multi_label")
 TEMPLATES = ("auto", "plain", "chatml", "llama3", "tokenizer")
 

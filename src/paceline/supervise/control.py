@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines, is_ready
 
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary

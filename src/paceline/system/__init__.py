@@ -1,1 +1,1 @@
-"""What the operating system tells a process of its machine, and what it lets one have."""
+"""What the operating system tells a process of the machine, and what a process may have."""

@@ -7,7 +7,8 @@ import platform
 from pathlib import Path
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-OWN = (Path("/proc/self/ns/pid"), Path("/dev/shm"))  # what containers of a machine have each for itself
+RAM_DISK = Path("/dev/shm")
+OWN = (Path("/proc/self/ns/pid"), RAM_DISK)  # what containers of a machine have each for itself
 
 
 def machine_here() -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
 from paceline.task.data.rows.packed import STARTS
@@ -323,13 +324,13 @@ def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, T
         return labels.combined(spread_logits_cross_entropy(logits, labels.labels)), labels.counted()
     if isinstance(labels, LabelsByRow):
         flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-        each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=-100, reduction="none")
+        each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=IGNORED, reduction="none")
         return labels.combined(each), labels.counted()
     if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=-100, reduction="sum")
-    return loss, (labels != -100).sum()
+    loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return loss, (labels != IGNORED).sum()
 
 
 def _logits(output: object) -> Tensor:

@@ -29,9 +29,9 @@ from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.layers import loss as loss_module
 from paceline.task.models.layers.batch_norm import WholeBatchNorm
-from paceline.task.models.layers.loss import IGNORED
 
 # ---- three of an axis ------------------------------------------------------------------------------------------------
 

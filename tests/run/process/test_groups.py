@@ -142,18 +142,48 @@ def test_a_rank_that_dies_before_a_further_group_of_the_plan_is_seen_by_all() ->
     assert run_ranks(asks_for_a_further_group, 4, may_die=[3]) == [True, True, True, None]
 
 
-def asks_as_one_stage() -> int | None:
-    """Return how large the group of the ranks with other rows is, for which the first stage alone asks."""
-    mesh = build_mesh(Layout(dp_replicate=2, dp_shard=2, pp=2), join_world("cpu", threads=1))
-    assert mesh is not None
-    mine = mesh.data.size() if mesh.get_local_rank("pp") == 0 else None
-    join_world("cpu", threads=1).wait()
-    return mine
+class Asked(groups.Groups):
+    """Notes which groups a rank asks for, in order, and makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[int, ...]] = []
+
+    def of(self, part: tuple[int, ...]) -> Any:
+        """Note the part."""
+        self.parts.append(part)
+
+    def meet(self, *parts: tuple[int, ...]) -> None:
+        """Meet nobody."""
 
 
-def test_a_stage_may_ask_for_the_ranks_with_other_rows_alone() -> None:
-    """Of a model whose batch norms all lie in one stage; the others never ask."""
-    assert run_ranks(asks_as_one_stage, 8) == [4] * 4 + [None] * 4
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp_replicate=2, dp_shard=4, ep=2), Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2),
+     Layout(pp=2, dp_shard=2, cp=2, ep=2), Layout(pp=3, dp_replicate=2, tp=2)],
+    ids=str,
+)  # fmt: skip
+def test_all_ranks_ask_for_groups_at_one_moment(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL splits the world's communicator for them, and waits for each rank of it: no two ranks may differ in that."""
+    monkeypatch.setattr(groups.DeviceMesh, "from_group", lambda *_, **__: None)
+    asked = []
+    for rank in range(layout.devices):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        mesh = groups.Mesh(layout, "cpu", made := Asked())
+        _ = mesh.context, mesh.copy, mesh.experts
+        if layout.cp == layout.pp == 1:
+            _ = mesh.data
+        asked.append(made.parts)
+    for parts in zip(*asked, strict=True):
+        assert sorted(rank for part in set(parts) for rank in part) == list(range(layout.devices))
+        assert all(rank in part for rank, part in enumerate(parts))
+
+
+def test_no_stage_asks_for_the_ranks_with_other_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups.DeviceMesh, "from_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    with pytest.raises(AssertionError, match="NCCL would wait"):
+        _ = groups.Mesh(Layout(dp_shard=2, pp=2), "cpu", Asked()).data
 
 
 def joins_a_world_that_never_forms(folder: Path, rendezvous: str) -> bool:

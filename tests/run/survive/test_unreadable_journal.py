@@ -11,7 +11,7 @@ from tests_shared import plan_of
 from paceline.errors import StorageError
 from paceline.run.loop.resume import Progress
 from paceline.run.survive.replay import expected_step
-from paceline.run.survive.saving.known import seconds_on_record
+from paceline.run.survive.saving.known_saves import seconds_on_record
 from paceline.run.updates.growth import followed_before
 from paceline.run.updates.selection import chosen_before
 from paceline.spec.layout import Layout

@@ -19,7 +19,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.session.confirm import micro_batch as module
 from paceline.session.confirm.micro_batch import confirm_micro_batch
-from paceline.session.ready.told import make_brief
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.load import load_spec
 
 STEPS = 9

@@ -19,8 +19,8 @@ import paceline
 from paceline.config.declared import Declared
 from paceline.config.shape import ShapedTable
 from paceline.errors import ConfigError, ConfigErrors, PacelineError
-from paceline.session.verbs.given import spec_of
 from paceline.session.verbs.run_folder import RunFolder
+from paceline.session.verbs.spec_given import spec_of
 from paceline.spec.load import parse_spec, table
 
 

@@ -29,7 +29,7 @@ from paceline.task.data.prepare.prepare import _alone
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
 from paceline.task.data.rows.windows import TokenSource
-from paceline.task.data.sources.kept import lock_of
+from paceline.task.data.sources.cache_folders import lock_of
 from paceline.task.data.sources.mapped import MapSource
 from paceline.task.data.storage.blocks import _locked
 

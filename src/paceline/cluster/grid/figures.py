@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import ConfigError
+from paceline.units import SECONDS_PER_HOUR
 
-HOUR_SECONDS = 3600.0
 WATTTIME = "watttime:"  # before the region of a service's forecast (watttime.py)
 _OF_DAY = re.compile(r"([01]?\d|2[0-3])(?::00)?")
 
@@ -99,7 +99,7 @@ def mean_of(figures: GridFigures, began: float, ended: float) -> float:
     """Return the mean figure over a stretch of time; NaN where an hour of it is unknown."""
     total, moment = 0.0, began
     while moment < ended:
-        until = min(ended, _begun(moment) + HOUR_SECONDS)
+        until = min(ended, _begun(moment) + SECONDS_PER_HOUR)
         total += figures.at(moment) * (until - moment)
         moment = until
     return total / (ended - began) if ended > began else figures.at(began)

@@ -1,4 +1,4 @@
-"""How long a probe takes, for those who are asked to wait for it."""
+"""The duration of a probe, told to whoever is asked to wait."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.probe.block import build_block
+from paceline.cluster.probe.block import FEW_TOKENS, build_block
 from paceline.cluster.probe.records import StepTimes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LAYERS, HIDDEN, FFN, HEADS, SEQUENCE = 4, 128, 384, 4, 128
 ROUNDS, TRIAL_ROUNDS = 5, 2  # in each pass
-FEW_TOKENS, KEPT_PASSES = 8, 3
+KEPT_PASSES = 3
 MOVES = 4  # of a layer: a gather and a reduce-scatter in each pass
 # Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
 WORK_WIDTH, WORK_PRODUCTS = 256, 12

@@ -19,7 +19,7 @@ from paceline.config.build import build, mapping_layer
 from paceline.config.declared import declared_table, from_file
 from paceline.config.problems import Problems
 from paceline.observe.alerts.sinks.make import sinks_here
-from paceline.observe.alerts.watch import LOOK_SECONDS, AlertWatch
+from paceline.observe.alerts.watch import LOOK_SECONDS, SINK_SECONDS, AlertWatch
 from paceline.observe.alerts.watch_of_run import watch_of
 from paceline.patience import Patience
 from paceline.said import say_line
@@ -28,7 +28,6 @@ from paceline.supervise.nodes.meeting import Meeting, find_meeting
 from paceline.supervise.parent import name_process
 from paceline.supervise.ranks_lost import RanksLost
 
-SINK_SECONDS = 90.0  # that the sinks have after the run's end: nobody waits for this process
 TAKEN_OVER_SECONDS = 30.0  # at least, that another node has to take a lost coordinator's place
 LOST, OVER = "lost", "over"
 

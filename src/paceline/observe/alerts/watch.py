@@ -30,6 +30,7 @@ from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
 from paceline.spec.watch.traced import TraceRequest, ask_for_trace, trace_under_way
 from paceline.supervise.ranks_lost import RanksLost
 
+SINK_SECONDS = 90.0  # that sinks have once the run has ended, where nobody waits for them
 LOOK_SECONDS = 0.5
 Result = TypeVar("Result")
 NAME = "alerts"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
+from paceline.spec.watch.traced import PREFIX
 
-PREFIX = "paceline: "
 STEP = f"{PREFIX}step "
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # The first word that is in a name decides.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.observe.verdict.part import BoundPart, share_of
+from paceline.observe.verdict.bound_part import BoundPart, share_of
 from paceline.observe.verdict.promised import best_change
 from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.observe.verdict.straggler import others

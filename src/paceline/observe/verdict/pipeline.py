@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.observe.verdict.part import BoundPart, share_of
+from paceline.observe.verdict.bound_part import BoundPart, share_of
 from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.spec.journal.record import number
 from paceline.units import format_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.observe.verdict.part import BoundPart, share_of
+from paceline.observe.verdict.bound_part import BoundPart, share_of
 from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.units import format_seconds
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline.observe.verdict.bound_part import BoundPart
 from paceline.observe.verdict.communication import communication_part
 from paceline.observe.verdict.data import data_part
 from paceline.observe.verdict.evaluating import evaluating_part
 from paceline.observe.verdict.host import host_part
 from paceline.observe.verdict.memory import memory_part
-from paceline.observe.verdict.part import BoundPart
 from paceline.observe.verdict.pipeline import bubble_seconds, pipeline_part
 from paceline.observe.verdict.promised import cheaper_step, promise_of
 from paceline.observe.verdict.saving import saving_part

@@ -12,6 +12,7 @@ from paceline.plan.cost.model_parts import MODES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.forecast import Clock, Kind, Term
 
+MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")  # as `Component.known` has them
 # Kinds of term that err together, because one rate stands behind them; any other term is a cause of its own.
 CAUSES: dict[Kind, str] = {
     "products": "products",

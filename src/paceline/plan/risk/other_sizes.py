@@ -18,9 +18,9 @@ from paceline.plan.choice import Choice, Prepared
 from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.search.search import search
-from paceline.plan.search.space import MODEL_AXES
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import Cluster
+from paceline.spec.layout import MODEL_AXES
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan
 from paceline.spec.task import DataSpec

@@ -25,8 +25,6 @@ from paceline.plan.risk.chance import margin
 from paceline.plan.search.limits import Limits
 from paceline.plan.search.space import (
     BUDGETS,
-    DATA_AXES,
-    MODEL_AXES,
     Refusal,
     Space,
     allowed_layouts,
@@ -37,6 +35,7 @@ from paceline.plan.search.uncut import in_one_piece
 from paceline.plan.search.values import TIE_RATIO, Values, goal_values, values_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
+from paceline.spec.layout import DATA_AXES, MODEL_AXES
 from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.units import format_bytes, format_durations, format_rate, format_sizes

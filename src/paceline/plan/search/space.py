@@ -15,7 +15,7 @@ from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
-from paceline.spec.layout import Layout, accumulation_for, largest_part, layouts_over
+from paceline.spec.layout import DATA_AXES, MODEL_AXES, Layout, accumulation_for, largest_part, layouts_over
 from paceline.spec.plan import (
     RECOMPUTE,
     SAVED_KINDS,
@@ -28,8 +28,6 @@ from paceline.spec.plan import (
     rows_refusal,
 )
 
-DATA_AXES = ("dp_replicate", "dp_shard")
-MODEL_AXES = ("cp", "tp", "pp", "ep")
 TRIED_RECOMPUTE = ("none", "selective", "full")  # without being asked; memory budgets follow on the best of these
 BUDGETS = (0.75, 0.5, 0.25)  # tried where the budget is the planner's choice
 TRIED_SCHEDULES = ("interleaved", "zero-bubble", "1f1b")  # GPipe, unless asked for, holds more and gains nothing

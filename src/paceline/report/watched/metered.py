@@ -1,4 +1,4 @@
-"""The energy of a run by its nodes' counters, where they cover all of its starts."""
+"""The energy of a run by the counters of nodes, where counters cover all starts of the run."""
 
 from __future__ import annotations
 

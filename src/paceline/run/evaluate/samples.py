@@ -22,12 +22,13 @@ from paceline.errors import ConfigError
 from paceline.run.evaluate.held_out_metrics import Sums, pass_logits
 from paceline.run.loop.loader import MicroBatch, to_device
 from paceline.run.loop.step import Stepper
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.sources.manifest import TOKENIZER
 from paceline.task.data.sources.tokenizer import Tokenizer, from_json
-from paceline.task.metrics.metric import IGNORED, LossTotal, Totals
+from paceline.task.metrics.metric import LossTotal, Totals
 from paceline.task.metrics.metric_inputs import predictions_of
 from paceline.task.models.build import evaluating
 from paceline.task.objective import next_token

@@ -28,7 +28,7 @@ from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.exhausted import out_of_memory, tell_peers, told_by_peer, told_together
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.observe.health.judge import HealthJudge
-from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
@@ -53,7 +53,7 @@ from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
 from paceline.run.survive.saving.keeper import CheckpointKeeper
-from paceline.run.survive.saving.known import KnownSave, agreed_save, seconds_on_record
+from paceline.run.survive.saving.known_saves import KnownSave, agreed_save, seconds_on_record
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.run_name import RunName
 from paceline.run.survive.survivor import (

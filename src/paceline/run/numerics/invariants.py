@@ -25,11 +25,11 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import VerificationFailed
 from paceline.run.loop.step import StepStats
-from paceline.run.process.groups import DATA_AXES, Mesh
+from paceline.run.numerics.precision import INTEGERS
+from paceline.run.process.groups import DATA_MESH_AXES, Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.spec.layout import Layout
 
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part
 DENSE, EXPERT = ("dp_replicate", "fsdp", "tp"), ("dp_replicate", "expert_shard", "ep", "tp")  # axes of a stage's ranks
@@ -172,7 +172,7 @@ def _split_along(parameter: nn.Parameter) -> frozenset[str]:
         return frozenset()
     names = parameter.device_mesh.mesh_dim_names or ()
     along = [name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()]
-    return frozenset(axis for name in along for axis in (DATA_AXES if name == "data" else (name,)))
+    return frozenset(axis for name in along for axis in (DATA_MESH_AXES if name == "data" else (name,)))
 
 
 def _copied_along(split: frozenset[str]) -> set[str]:

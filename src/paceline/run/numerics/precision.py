@@ -30,6 +30,7 @@ MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.flo
 
 
 COMPLEX_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same width in each part
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as a number, to see its bits
 
 
 def cast_floats(tree: object, dtype: torch.dtype) -> Any:

@@ -35,7 +35,7 @@ from paceline.run.parallel.data.sharding import (
 from paceline.run.parallel.data.uncut_parameters import WholeGradients, stays_whole
 from paceline.run.parallel.data.unshared_experts import ExpertGradients, UnsharedExperts
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
-from paceline.run.parallel.given import keep_changes
+from paceline.run.parallel.given_containers import keep_changes
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers

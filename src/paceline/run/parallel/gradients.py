@@ -1,4 +1,4 @@
-"""What a step asks of gradients, however they come together; each axis has its own way, around that of another one."""
+"""What a step asks of gradients, by whichever axes gradients are summed: an axis may wrap the sums of other axes."""
 
 from __future__ import annotations
 

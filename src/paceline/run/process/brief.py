@@ -1,6 +1,7 @@
 """Brief: what the planner decided, as the processes of a run receive it. Plain data, so that it travels as JSON.
 
-It imports nothing of the planner, which a rank has no use for: `session/ready/told.py` makes a brief of a plan.
+It imports nothing of the planner, which a rank has no use for. A brief is made of a plan in
+`session/ready/brief_of_plan.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.survive.smaller import SmallerPlan, smaller_from_dict
 
-BRIEF_VARIABLE = "PACELINE_BRIEF"
+BRIEF_VARIABLE, BRIEF_FILE = "PACELINE_BRIEF", "brief.json"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Brief:
     def file(self) -> Iterator[str]:
         """Give the path of a file that holds the brief while the processes that read it run."""
         with Scratch("brief") as folder:
-            path = Path(folder) / "brief.json"
+            path = Path(folder) / BRIEF_FILE
             path.write_text(self.to_json())
             yield str(path)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.spec.journal.kinds import DecisionRecord
 
-GENERATION_VARIABLE = "PACELINE_GENERATION"
+GENERATION_VARIABLE, GENERATION_FILE = "PACELINE_GENERATION", "generation.json"
 
 # How a generation comes about, the cheapest first.
 REFORMED, FORKED, RESTARTED, FIRST = "reform", "standby", "restart", "start"
@@ -55,7 +55,7 @@ class Generation:
 
     def write(self, folder: Path) -> dict[str, str]:
         """Leave the generation in a file and return what the environment of its ranks says of it."""
-        path = folder / "generation.json"
+        path = folder / GENERATION_FILE
         path.write_text(json.dumps(dataclasses.asdict(self), default=str))
         return {GENERATION_VARIABLE: str(path)}
 

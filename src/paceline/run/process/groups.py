@@ -21,7 +21,7 @@ from paceline.spec.layout import Layout
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MESHED = 256  # ranks of the largest world in which each is connected to each other for saves
 ON_DEMAND = "TORCH_GLOO_LAZY_INIT"  # read by torch where a group of gloo's is made; `new_group` has no option for it
-DATA_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
+DATA_MESH_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
 
 MemberRanks = tuple[int, ...]  # the ranks of one group
 
@@ -30,7 +30,8 @@ class Groups:
     """The groups that a world has made so far. They live as long as the world: a plan that comes back finds its own.
 
     A rank makes the groups that it is in and no others, so that their number is that of the axes, whatever the world's.
-    Every rank of the world makes one at the same moment: the parts that they ask for hold each rank once.
+    Every rank of the world makes one at the same moment: the parts that they ask for hold each rank once. Under NCCL
+    torch makes them by splitting the world's communicator, which waits for every rank of the world.
     """
 
     def __init__(self) -> None:
@@ -176,10 +177,10 @@ class Mesh:
 
     @cached_property
     def data(self) -> dist.ProcessGroup:
-        """The ranks that read different rows of one batch, in the order of the rows. Whole stages ask for it."""
+        """The ranks that read different rows of one batch, in the order of the rows."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
-        # A stage without batch norms has no use for it, and does not meet the others.
-        return self._of(self._axes, DATA_AXES, meets=self.layout.pp == 1)
+        assert self.layout.pp == 1, "a stage that has no use for them would not ask, and NCCL would wait for its ranks"
+        return self._of(self._axes, DATA_MESH_AXES)
 
     @cached_property
     def data_axis(self) -> DeviceMesh:
@@ -203,10 +204,9 @@ class Mesh:
         self._groups.meet(*(own_part(axes, (axis,), dist.get_rank()) for axis in axes))
         return self._over(axes)
 
-    def _of(self, axes: dict[str, int], along: Sequence[str], meets: bool = True) -> dist.ProcessGroup:
+    def _of(self, axes: dict[str, int], along: Sequence[str]) -> dist.ProcessGroup:
         part = own_part(axes, along, dist.get_rank())
-        if meets:
-            self._groups.meet(part)
+        self._groups.meet(part)
         return self._groups.of(part)
 
     def _over(self, axes: dict[str, int]) -> DeviceMesh:

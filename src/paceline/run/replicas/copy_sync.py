@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.checkpoint.state import OPTIMIZER
 from paceline.run.process.world import World
 from paceline.run.replicas.bucket_sums import BucketSum
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import wrapped
-
-OPTIMIZER = "optim."  # of a checkpoint's names, as in checkpoint/state.py
 
 SyncState = dict[str, torch.Tensor]
 

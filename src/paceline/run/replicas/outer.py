@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.checkpoint.state import OPTIMIZER
 from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import grouped
-from paceline.run.replicas.copy_sync import OPTIMIZER, StepTotals, SyncState, of_parameters
+from paceline.run.replicas.copy_sync import StepTotals, SyncState, of_parameters
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.plan import Plan
 from paceline.task.models.held import local_of

@@ -13,7 +13,7 @@ import torch
 
 from paceline.checkpoint import Snapshot
 from paceline.checkpoint.fingerprint import PartSums, parts_held
-from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
+from paceline.supervise.again.held_state import AGREED, DUE, OPEN, HeldState
 
 
 class Agreed:

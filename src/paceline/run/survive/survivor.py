@@ -36,7 +36,7 @@ from paceline.run.survive.saving.peers import read_pieces
 from paceline.run.survive.unrecorded import Unrecorded, of_all
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process

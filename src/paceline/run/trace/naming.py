@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-PREFIX = "paceline: "
+from paceline.spec.watch.traced import PREFIX
+
 # Phases of a step, as points of a run name them (run/survive/points.py).
 PHASES = {
     "data": "wait for the batch", "loop": "body of the loop", "forward": "forward and backward passes",

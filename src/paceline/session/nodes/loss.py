@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from paceline.lock import while_free
 from paceline.observe.alerts.sinks.make import sinks_here
+from paceline.observe.alerts.watch import SINK_SECONDS
 from paceline.observe.alerts.watch_of_run import tell_of_loss
 from paceline.session.watch.alerting import name_of
 from paceline.spec.arguments import run_directory
@@ -21,7 +22,6 @@ from paceline.supervise.ranks_lost import RanksLost
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 0.05
-SINK_SECONDS = 90.0  # that the sinks have, beside what the node does
 
 
 class LossTeller:

@@ -12,10 +12,10 @@ from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
 from paceline.run.process.brief import Brief
 from paceline.session.confirm.micro_batch import confirm_micro_batch
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.ready.budget import check_budget
 from paceline.session.ready.disk import disk_lines
 from paceline.session.ready.prove import prove
-from paceline.session.ready.told import make_brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.standby import Standby
 

@@ -13,7 +13,7 @@ from paceline.lock import take
 from paceline.observe.verdict.steps_seen import seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.scratch import Scratch
-from paceline.session.ready.told import make_brief
+from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.start import plan_here, run_brief
 from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.reading import read_records

@@ -11,10 +11,11 @@ from paceline.durable import make_folder, publish
 from paceline.errors import StorageError
 from paceline.spec.import_paths import names_object
 from paceline.spec.load import spec_from_dict
+from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tokenizer import OWN
 
-CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
+CLASSES = "classes.json"
 
 
 def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:

@@ -10,10 +10,10 @@ from paceline.session.ahead import proof_ahead
 from paceline.spec.arguments import plan_spec
 from paceline.spec.load import Spec
 from paceline.spec.proof.records import Proof
+from paceline.verify.compare.tolerance import DTYPES
 from paceline.verify.process.every import verify_all
 from paceline.verify.process.start import failure_of, verify_spec
 
-DTYPES = ("fp32", "fp64")  # the tolerances of coarser ones would hide mistakes
 TORCH_NAMES = {"float32": "fp32", "float64": "fp64"}
 Say = Callable[[str], None]
 

@@ -71,8 +71,8 @@ def plan(
     ConfigError for what is no task, plan or cluster.
     """
     from paceline.plan.explain.compare_clusters import compare_clusters
-    from paceline.session.verbs.given import spec_of
     from paceline.session.verbs.planning import answer
+    from paceline.session.verbs.spec_given import spec_of
 
     if not isinstance(cluster, list):
         return answer(spec_of(task, plan, cluster, overrides), measure=measure, say=say)
@@ -108,8 +108,8 @@ def verify(
     ("fp32", "fp64"), and ("fp64",) for every layout. An unequal layout is no error here: `equal` is False, and
     `failure()` is the error that the command line ends with. Raises ConfigError for what is no layout or precision.
     """
-    from paceline.session.verbs.given import spec_of
     from paceline.session.verbs.proofs import verification
+    from paceline.session.verbs.spec_given import spec_of
 
     spec = spec_of(task, "auto", cluster, overrides)
     return verification(spec, layout=layout, every=every, steps=steps, dtypes=dtypes, say=say)
@@ -141,8 +141,8 @@ def simulate(
     interval between checkpoints too. `measured` is the directory of a run that went on after faults, whose rate and
     costs are taken. Raises ConfigError where nothing is known of how often the machines fail.
     """
-    from paceline.session.verbs.given import spec_of
     from paceline.session.verbs.simulation import simulation
+    from paceline.session.verbs.spec_given import spec_of
 
     spec = spec_of(task, plan, cluster, overrides)
     return simulation(

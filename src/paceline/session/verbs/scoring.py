@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.durable import publish
 from paceline.errors import ConfigError, DataError, StorageError
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, Task
 
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from paceline.task.data.sources.tokenizer import Tokenizer
 
 LOSS, UNCERTAINTY, CORE = "loss", "uncertainty", "core"
-BY = (LOSS, UNCERTAINTY, CORE)
 CORE_SHARE = 0.1  # of the documents, that are put in order
 PASS_TOKENS = 8192  # in one forward pass
-IGNORED = -100
 SaysProgress = Callable[[str, float], None]
 
 

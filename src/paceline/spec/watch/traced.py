@@ -17,6 +17,7 @@ from paceline.spec.journal.reading import read_tail_step
 FRESH_SECONDS = 30.0  # in which a request waits for the ranks to come to its steps, before another may take its place
 FOLDER = "traces"
 NAME = "request.json"
+PREFIX = "paceline: "  # of what Paceline names in a trace
 STEPS = 3  # traced where nobody says how many
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.patience import Patience
-from paceline.run.process.brief import BRIEF_VARIABLE, Brief
+from paceline.run.process.brief import BRIEF_FILE, BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
@@ -73,7 +73,7 @@ class Elastic:
         """Return what the environment of a generation's ranks says of their plan, left in its folder."""
         if self._brief is self._first and self._there() is None:  # which the ranks of this machine have
             return {}
-        path = folder / "brief.json"
+        path = folder / BRIEF_FILE
         path.write_text(self._brief.to_json())
         return {BRIEF_VARIABLE: str(path)}
 

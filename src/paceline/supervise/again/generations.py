@@ -36,7 +36,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
-from paceline.supervise.again.spent import SpentSoFar
+from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
 from paceline.supervise.again.unfinished import set_aside_unfinished
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of

@@ -12,7 +12,7 @@ from paceline.run.survive.health.sight import ProcessOf
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.lock import RunLock, try_lock
 from paceline.run.process.generation import FROM_RANKS
+from paceline.system.this_machine import RAM_DISK
 
-MEMORY = Path("/dev/shm")
 _HELD: dict[Path, int] = {}  # descriptors of the folders of this process, locked (flock) for as long as it lives
 
 
@@ -21,7 +21,7 @@ def rescue_folder(lock: RunLock, generation: int) -> str:
     Only its user can read it, and no start of another run removes it while this process lives.
     """
     clear_rescues(lock)
-    for parent in (MEMORY, lock.run_dir):
+    for parent in (RAM_DISK, lock.run_dir):
         folder = parent / f"{_name(lock)}{generation}"
         with contextlib.suppress(OSError):  # full, or not to be written to
             folder.mkdir(mode=0o700)
@@ -32,7 +32,7 @@ def rescue_folder(lock: RunLock, generation: int) -> str:
 
 def clear_rescues(lock: RunLock) -> None:
     """Remove what is left of a run's rescues."""
-    for parent in (MEMORY, lock.run_dir):
+    for parent in (RAM_DISK, lock.run_dir):
         for folder in parent.glob(f"{_name(lock)}*"):
             shutil.rmtree(folder, ignore_errors=True)
             if folder in _HELD:

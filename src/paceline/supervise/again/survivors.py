@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.spec.plan import Plan
-from paceline.supervise.again.held import AGREED, DUE, HeldState
+from paceline.supervise.again.held_state import AGREED, DUE, HeldState
 
 
 @dataclass(frozen=True)

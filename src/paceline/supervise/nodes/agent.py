@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.patience import Patience
-from paceline.run.process.brief import brief_from_json
-from paceline.run.process.generation import read_generation
+from paceline.run.process.brief import BRIEF_FILE, brief_from_json
+from paceline.run.process.generation import GENERATION_FILE, read_generation
 from paceline.run.survive.health.sight import NearSight
 from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.blame import errors_told
 from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
@@ -78,7 +78,7 @@ class Agent:
         collect([self._processes.pop(number) for number in older])
         standing = {rank: each.held for rank, each in self._control.look(self._generation).items()}
         ended = {number: ending_of(process) for number, process in self._processes.items()}
-        brief = self._world_folder / "brief.json"
+        brief = self._world_folder / BRIEF_FILE
         lost_for = passed_seconds() - self._since if self._since else 0.0  # not a moment: machines count apart
         return {
             "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
@@ -91,8 +91,8 @@ class Agent:
         """Return the seconds and the money that the run has taken, as the world that is left had it when it began."""
         if not self._generation:
             return 0.0, 0.0
-        seconds, told = passed_seconds() - self._entered, read_generation(self._world_folder / "generation.json")
-        usd_per_second = brief_from_json((self._world_folder / "brief.json").read_text()).usd_per_second
+        seconds, told = passed_seconds() - self._entered, read_generation(self._world_folder / GENERATION_FILE)
+        usd_per_second = brief_from_json((self._world_folder / BRIEF_FILE).read_text()).usd_per_second
         return told.begun_after + seconds, told.usd_before + seconds * usd_per_second
 
     def serve(self, link: NodeLink) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.patience import programs_per_core
 from paceline.run.survive.health.silences import Overview, WatchedRank, together
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.nodes.lookout import Scrutiny
 
 LOAD_CHANGE = 0.1  # nodes are told the load again once it has changed by this share of what they were told last

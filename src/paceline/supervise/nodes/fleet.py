@@ -16,8 +16,8 @@ from typing import Any
 from paceline.errors import WorkerDied
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.brief import brief_from_json
-from paceline.run.process.generation import FORKED, FROM_RANKS, RESTARTED
+from paceline.run.process.brief import BRIEF_FILE, brief_from_json
+from paceline.run.process.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
 from paceline.run.process.place import SERVED_STORE
 from paceline.run.survive.health.sight import ProcessOf
 from paceline.run.survive.health.silences import HangLimits
@@ -35,14 +35,13 @@ from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
 from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.links import NodeLinks
-from paceline.supervise.nodes.member import Member
+from paceline.supervise.nodes.member import KILLED, Member
 from paceline.supervise.supervisor import ERROR_FOLDER
 
-KILLED = -9
 LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
 KNOCK_SECONDS = 1.0  # that who connects has to say who it is
-FILES = ("generation.json", "brief.json")
+FILES = (GENERATION_FILE, BRIEF_FILE)
 TOLD_OF_RANKS = {"overview", "seen", "stack"}
 
 Say = Callable[[str], None]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.lock import try_lock
+from paceline.system.this_machine import RAM_DISK
 
 PIECES_VARIABLE = "PACELINE_PIECES"
-RAM_DISK = Path("/dev/shm")
 PREFIX = "paceline-pieces-"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.of-(\d+)")
 

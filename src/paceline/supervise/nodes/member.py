@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,12 +10,12 @@ from typing import Any
 
 from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.link import NodeLink
 
-KILLED = -9
+KILLED = -signal.SIGKILL  # the return code of a rank that is taken for dead with its node
 
 
 @dataclass

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import ModelSpec
 from paceline.task.adapt.teacher import Teacher, logits_of
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model
 
 STUDENT, TEACHER = "student.", "teacher."
-IGNORED = -100
 
 
 class Distilled(nn.Module):

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
+from paceline.spec.data.labels import IGNORED
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.adapt.noise import EmbeddingNoise, noises
-from paceline.task.adapt.referenced import IGNORED, WithReference, log_probabilities_of
+from paceline.task.adapt.referenced import WithReference, log_probabilities_of
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
 
 REWARDS = "rewards"  # what an evaluation is told of each pair, [pairs, 2]: the chosen answer's and the rejected one's

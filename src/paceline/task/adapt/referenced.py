@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import ModelSpec
 from paceline.task.adapt.distill import kept_alone
 from paceline.task.adapt.teacher import Teacher, logits_of
 from paceline.task.models.build import build_model
 
 TRAINED, REFERENCE = "model.", "reference."
-IGNORED = -100
 
 
 class WithReference(nn.Module):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, DamagedData, DataError, suggestion
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.sources.tables.chat import (
     TEMPLATES,
     Messages,
@@ -34,7 +35,6 @@ from paceline.task.data.sources.tables.chat import (
 from paceline.task.data.sources.tables.messages import LEARNT_ROLE, messages_of
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
-IGNORED = -100
 FIELDS = ("prompt", "chosen", "rejected")
 FORM = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list of messages'
 WRITTEN_BY = ("auto", "tokenizer", *TEMPLATES)

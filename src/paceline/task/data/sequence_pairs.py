@@ -1,4 +1,4 @@
-"""Sources with their targets, from a table: what models that read one text and write another learn from (T5, BART).
+"""Pairs of a source text and a target text, from a table: what encoder-decoders such as T5 and BART learn from.
 
     source,target
     translate: two and two,vier
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.languages import Around, Sides, sides_of
@@ -31,7 +32,6 @@ from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.records import columns_of, read_records
 from paceline.task.data.sources.tokenizer import FileTokenizer, load_tokenizer
 
-IGNORED = -100
 COLUMNS = (("source", "target"), ("text", "summary"), ("document", "summary"), ("article", "highlights"),
            ("dialogue", "summary"), ("text", "target"), ("input", "output"), ("prompt", "completion"),
            ("question", "answer"))  # fmt: skip

@@ -110,7 +110,7 @@ def sources_of_table(table: TextTable, data: DataSpec) -> Pair:
     """Return the samples of a table: (train, validation or None). One of text alone is a corpus like any other."""
     if table.columns.kind == "text":
         return corpus_sources(table.corpus, data)
-    from paceline.task.data.sources.tables.opened import table_sources
+    from paceline.task.data.sources.tables.table_sources import table_sources
 
     return table_sources(table, data)
 

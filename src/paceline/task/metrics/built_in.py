@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.task.metrics.metric import IGNORED, LossTotal, Metric, Totals, ratio
+from paceline.spec.data.labels import IGNORED
+from paceline.task.metrics.metric import LossTotal, Metric, Totals, ratio
 from paceline.task.metrics.metric_inputs import OWN, counted, labels_of, predictions_of
 
 

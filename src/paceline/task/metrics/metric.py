@@ -15,7 +15,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 Totals = Mapping[str, npt.NDArray[np.float64]]  # vectors by name, added up over all held-out samples
-IGNORED = -100  # a label of this value counts in no metric
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.task.metrics.metric import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.held import whole_of
 
 OWN = "a metric of your own: package.module:function of (outputs, batch)"

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.held import local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
-from paceline.task.models.layers.loss import IGNORED, LabelsByRow, LossLabels, plain_labels
+from paceline.task.models.layers.loss import LabelsByRow, LossLabels, plain_labels
 from paceline.task.models.layers.products import by_expert, expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules

@@ -19,6 +19,7 @@ from paceline.task.adapt.linear import DTYPES, AdaptedLinear, PackedLinear
 from paceline.task.adapt.teacher import teachers_of
 from paceline.task.models.chain import chain_of
 from paceline.task.profile.aligned import unaligned_flops
+from paceline.task.profile.traced import REST
 
 IDLE = (
     "nothing of '{name}' is trained, and a stage of such blocks would have nothing to update; adapters in all blocks,"
@@ -28,7 +29,6 @@ PACKED = (
     "frozen weights in four bits (task.adapter.base_dtype = 'nf4') have one scale for 64 values of a whole matrix, and"
     " are not cut; base_dtype = 'bf16' opens it"
 )
-REST = "rest"  # of a traced profile: all that lies outside the repeated blocks
 
 
 def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int = 1) -> ModelProfile:

@@ -9,7 +9,7 @@ from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.facts import DataFacts
 from paceline.task.known_sum import is_known_sum
 from paceline.task.models.sizes import is_factory
-from paceline.task.profile.kept import trace_once
+from paceline.task.profile.kept_profiles import trace_once
 from paceline.task.profile.limits import close_for_task
 
 

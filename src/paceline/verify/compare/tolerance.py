@@ -32,7 +32,7 @@ TOLERANCES = {
     "evaluation": {"fp64": 1e-12, "fp32": 1e-5},
 }
 QUANTITIES = tuple(TOLERANCES)
-DTYPES = ("fp32", "fp64")
+DTYPES = ("fp32", "fp64")  # the tolerances of coarser ones would hide mistakes
 WITHOUT_SIZE = ("dtype", "decision")  # of the check in low precision (low.py): right or wrong, without a size
 
 

@@ -40,7 +40,7 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
-from paceline.verify.loops.held import HeldLoop, load_weights
+from paceline.verify.loops.compared_loop import HeldLoop, load_weights
 from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker
 from paceline.verify.loops.unwrapped import inner_of, named

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 
 from paceline.errors import DoesNotFit, PacelineError
-from paceline.plan.search.space import DATA_AXES, MODEL_AXES, alone
-from paceline.spec.layout import Layout, layouts_over
+from paceline.plan.search.space import alone
+from paceline.spec.layout import DATA_AXES, MODEL_AXES, Layout, layouts_over
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile

@@ -1,4 +1,4 @@
-"""Whether a program calls other ranks by itself where a proof computes it on one rank alone: nobody would answer there.
+"""Whether a program itself calls other ranks: where a proof runs the program on one rank alone, nobody would answer.
 
 The rank would wait for the others, which wait for it in a collective of their own, or take their message for its own.
 """

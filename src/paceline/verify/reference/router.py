@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.task.models.layers.loss import IGNORED
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.moe import routers
 from paceline.task.models.sizes import MoEConfig
 

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.order.of_source import FiledOrder, GlobalOrder, order_of
 from paceline.task.data.protocol import GathersRows, Source
 from paceline.task.data.rows.packed import STARTS
-from paceline.task.models.layers.loss import IGNORED
 from paceline.task.models.layers.packed import document_starts
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import next_token

@@ -13,10 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-from paceline.spec.layout import Layout
+from paceline.spec.layout import DATA_AXES, MODEL_AXES, Layout
 
-DATA_AXES = ("dp_replicate", "dp_shard")
-MODEL_AXES = ("cp", "tp", "pp")
+SPLIT_AXES = tuple(axis for axis in MODEL_AXES if axis != "ep")  # a twin has experts on ranks that are there anyway
 LARGEST_WORLD = 16  # ranks of a twin that has three of an axis; beyond it, other axes are left out of that twin
 LIGHT_WORLD = 12  # ranks of a twin before training: what ranks take grows faster than their number
 
@@ -67,13 +66,13 @@ def smallest_layouts(layout: Layout) -> tuple[Layout, ...]:
 
 
 def _lowest(layout: Layout) -> dict[str, int]:
-    return {axis: _least(layout, axis, 2) for axis in (*DATA_AXES, *MODEL_AXES)}
+    return {axis: _least(layout, axis, 2) for axis in (*DATA_AXES, *SPLIT_AXES)}
 
 
 def _deep_twins(layout: Layout, world: int) -> list[dict[str, int]]:
     """Return a twin for each axis of which the layout has three, with so many of it and up to `world` ranks."""
     lowest = _lowest(layout)
-    deep = {axis: _least(layout, axis, 3) for axis in MODEL_AXES}
+    deep = {axis: _least(layout, axis, 3) for axis in SPLIT_AXES}
     return [_within({**lowest, axis: degree}, axis, world) for axis, degree in deep.items() if degree > lowest[axis]]
 
 
@@ -103,7 +102,7 @@ def _least(layout: Layout, axis: str, least: int) -> int:
 
 def _within(twin: dict[str, int], axis: str, world: int) -> dict[str, int]:
     """Return the twin without so many axes, data axes first, that it has `world` ranks at most."""
-    for other in (*DATA_AXES, *MODEL_AXES):
+    for other in (*DATA_AXES, *SPLIT_AXES):
         if Layout(**twin).devices > world and other != axis:
             twin = {**twin, other: 1}
     return twin

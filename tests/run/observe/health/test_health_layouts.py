@@ -17,7 +17,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.meter import HealthMeter, block_of
 from paceline.run.observe.health.on_the_way import MeasuredHealth
-from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan

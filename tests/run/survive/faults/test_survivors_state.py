@@ -20,7 +20,7 @@ from paceline.lock import take
 from paceline.run.process.generation import FROM_RANKS, Generation
 from paceline.run.survive.survivor import Brought, bring_together, let_go
 from paceline.supervise.again import rescue
-from paceline.supervise.again.held import HeldState
+from paceline.supervise.again.held_state import HeldState
 
 STEPS, STEP = 12, 7
 FLIP = {"kind": "flip", "step": STEP, "rank": 0}
@@ -117,7 +117,7 @@ def test_where_memory_has_no_room_for_files_the_state_goes_from_rank_to_rank(
     (tmp_path / "full").write_text("")  # in which no folder can be made
     assert run_ranks(_brought, 2, str(tmp_path)) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
     with take(tmp_path / "run") as lock:
-        monkeypatch.setattr(rescue, "MEMORY", tmp_path / "full")
+        monkeypatch.setattr(rescue, "RAM_DISK", tmp_path / "full")
         folder = Path(rescue.rescue_folder(lock, 2))
         assert folder.parent == tmp_path / "run" and folder.is_dir()
         lock.run_dir = tmp_path / "full"

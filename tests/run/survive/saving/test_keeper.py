@@ -20,7 +20,7 @@ from paceline.errors import Requeue, StorageError
 from paceline.run.loop.training import Training
 from paceline.run.survive import listener
 from paceline.run.survive.saving import keeper, memory_tier, tiers
-from paceline.run.survive.saving.known import KnownSave, agreed_save
+from paceline.run.survive.saving.known_saves import KnownSave, agreed_save
 from paceline.run.survive.saving.pace import KnownPace
 from paceline.run.survive.survivor import is_lost_peer
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE

@@ -157,7 +157,7 @@ def test_a_rescue_is_kept_while_its_supervisor_lives_whatever_the_clock_says(
     ram = tmp_path / "ram"
     ram.mkdir()
     monkeypatch.setattr(memory_tier, "RAM_DISK", ram)
-    monkeypatch.setattr(rescue, "MEMORY", ram)
+    monkeypatch.setattr(rescue, "RAM_DISK", ram)
     with take(tmp_path) as lock:
         folder = Path(rescue.rescue_folder(lock, 2))
         long_ago = time.time() - memory_tier.NOBODYS_SECONDS - 1

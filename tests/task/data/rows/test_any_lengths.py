@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.rows import packed_source
-from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.packing import pack, pieces_of
 from paceline.task.data.rows.rows_from import RowsAcross
 from paceline.task.data.rows.windows import TokenSource, _documents

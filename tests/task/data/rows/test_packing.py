@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.rows import packed_source
-from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.packing import best_fit, evened, pack, pieces_of
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tokens import TokenWriter

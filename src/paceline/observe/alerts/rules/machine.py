@@ -1,4 +1,4 @@
-"""Rules of the machines: memory near its limit, a disk nearly full, a device that is too hot."""
+"""Rules of the machines: memory near its limit, a disk nearly full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from paceline.units import format_bytes
 
 BELOW = 0.03  # a share that is too high is over when it is lower by so much
 LOOK_SECONDS = 5.0  # between two looks at a machine
-COOLER = 5.0  # degrees
 
 
 class MemoryNear(AlertRule):

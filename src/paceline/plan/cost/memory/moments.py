@@ -18,7 +18,7 @@ from paceline.plan.cost.memory.offload import rests_on_host
 from paceline.plan.cost.model_parts import MODES, Parts, Shapes
 from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES
-from paceline.spec.optimizers import UNWRAPPED, gathered_values
+from paceline.spec.optimizers import gathered_values, is_unwrapped
 
 
 def held_in_turn(
@@ -69,7 +69,7 @@ def _at_the_end(sheet: Sheet, plans: Columns, parts: Parts) -> Floats:
     stream = plans.micro_batch * shapes["transient_elements"][shapes.of_block[0]]
     ends = (uses * compute if compute < 4 else 0) * first.parameters + max(4, compute) * stream
     # An update in one kernel has no values of its own; one of an operator after the other has one more of each.
-    in_one = context.optimizer in UNWRAPPED or gathered_values(context.optimizer)
+    in_one = is_unwrapped(context.optimizer) or gathered_values(context.optimizer)
     update = 0 if in_one else max(4, compute)
     found: Floats = np.maximum(ends, update * parts.trained)
     return found

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.plan.cost.collectives import exchanged_keys, goes_around
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
-from paceline.plan.cost.components import Component, in_modes, total, without
+from paceline.plan.cost.components import ASSUMED, MEASURED, Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
 from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
@@ -33,7 +33,6 @@ from paceline.spec.optimizers import gathered_values, state_values
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
-MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
 def memory_components(sheet: Sheet, stage: str = "fullest") -> list[Component]:

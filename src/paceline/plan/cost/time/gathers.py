@@ -12,15 +12,12 @@ import numpy as np
 
 from paceline.plan.cost.collectives import gathers, update_collectives
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.components import Component
+from paceline.plan.cost.components import ASSUMED, Component
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import RING, seconds_of
 from paceline.plan.cost.time.compute import state_bytes
-from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values
-
-ASSUMED = SOURCES.index("assumed")
 
 
 def gather_components(sheet: Sheet) -> list[Component]:

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Component, only, total, without
+from paceline.plan.cost.components import MEASURED, Component, only, total, without
 from paceline.plan.cost.intervals import memory_spread, time_spread
 from paceline.plan.cost.sheet import Sheet
-from paceline.spec.cluster import SOURCES
 
 # Launches that take longer than the device's work by this part of the work hide it whole: nothing of the work is seen.
 # Assumed; in proportion below, so that plans near the balance of the two are kin to both sides.
 HIDDEN = 0.5
 LAW = "Gaussian process over runs (Rasmussen & Williams 2006, equation 2.25)"
-MEASURED = SOURCES.index("measured")
 
 
 def learnt_time(sheet: Sheet, formulas: Sequence[Component]) -> list[Component]:

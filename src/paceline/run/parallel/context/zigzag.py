@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.balance import before_last_label
 from paceline.task.models.layers.documents import document_mask, document_positions
-from paceline.task.models.layers.loss import IGNORED
 from paceline.task.models.layers.packed import PackedPart, takes_packed
 
 PADDING_MASK = "attention_mask"  # [rows, seq], as transformers' tokenizers give it: 0 where a token is padding

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from paceline.simulate.failures import FailureRates
 from paceline.simulate.interval import daly_interval
-from paceline.units import format_seconds
+from paceline.units import SECONDS_PER_HOUR, format_seconds
 
-SECONDS_PER_HOUR = 3600.0
 REMEMBERED = 20  # measurements of a kind; the median of them counts
 WORTH = 1.25  # an interval that is longer or shorter by less than this stays as it is
 

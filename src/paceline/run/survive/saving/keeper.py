@@ -25,7 +25,7 @@ from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.saving.host_room import why_not_beside
-from paceline.run.survive.saving.known import KnownSave
+from paceline.run.survive.saving.known_saves import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers

@@ -28,10 +28,9 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.lock import try_lock
 from paceline.run.process.world import World
-from paceline.system.this_machine import machine_here
+from paceline.system.this_machine import RAM_DISK, machine_here
 from paceline.units import format_sizes
 
-RAM_DISK = Path("/dev/shm")
 NAME = "memory-tier.json"  # in the run's directory
 PREFIX = "paceline-"
 OWNER = ".run.json"  # in the folder: whose it is; locked (flock, shared) for as long as a process of the run lives

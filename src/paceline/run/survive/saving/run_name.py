@@ -1,4 +1,4 @@
-"""The name of a run, drawn at its first start and held by its checkpoints: by it remote storage tells runs apart."""
+"""The name of a run, drawn at the first start and held by checkpoints: remote storage tells runs apart by name."""
 
 from __future__ import annotations
 

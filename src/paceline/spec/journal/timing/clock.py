@@ -16,11 +16,12 @@ from typing import Any, TypedDict
 from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
 from paceline.spec.journal.record import moment as known_moment
+from paceline.system.this_machine import BOOT
 
 LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift by less in days
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
 OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of it is a clock's doing
-BOOT, TIMES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
+TIMES = Path("/proc/self/ns/time")
 APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
 BY_THE_CLOCK = ("goes_on", "began", "clock_apart")  # further fields of lines that are told by the clock of the line
 TRIES = 10  # to read two clocks while the process stands still nowhere between them

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.durable import publish
+from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.corpus_parts import CorpusPart, documents_of
 from paceline.task.data.prepare.earlier import EarlierShards
@@ -79,7 +80,7 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
     path = job.work / f"{part.number:06}.json"
     if path.exists():
         return read_receipt(path)
-    tokenizer = from_json((job.work / "tokenizer.json").read_text(encoding="utf-8"), "prepared")
+    tokenizer = from_json((job.work / TOKENIZER).read_text(encoding="utf-8"), "prepared")
     keep: npt.NDArray[Any] | None = np.load(keep_path(job.work, part.number)) if job.dedup else None
     damaged, earlier = Damaged(job.data.on_bad == "skip"), EarlierShards(job.work)
     token_bytes = np.dtype(dtype_for(tokenizer.vocab)).itemsize

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_labels, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
@@ -20,7 +21,6 @@ from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
-IGNORED = -100  # the label of what is no token
 LOW_NUMBERS = 8  # of documents in a row; hardly a row of long pieces has more
 LONG_TOKENS = 32  # of pieces that are as long on average, and mapped, each is copied by itself
 

@@ -22,11 +22,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import DataError
+from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.cache_folders import (
+    build_folder,
+    hash_of,
+    index_path,
+    lock_of,
+    write_atomically,
+    written_to,
+)
 from paceline.task.data.sources.documents import Damaged, in_lists, read_documents
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
-from paceline.task.data.sources.kept import build_folder, hash_of, index_path, lock_of, write_atomically, written_to
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
@@ -189,7 +197,7 @@ def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     path = Path(data.tokenizer).expanduser()
-    path = path / "tokenizer.json" if path.is_dir() else path
+    path = path / TOKENIZER if path.is_dir() else path
     if data.tokenizer not in ("bytes", "bpe") and path.is_file():
         tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
     files = [file.decides() for file in listing.files]

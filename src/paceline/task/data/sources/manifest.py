@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.spec.model_folder import TOKENIZER
 from paceline.task.data.sources.listing import Skipped
 from paceline.task.data.sources.tokenizer import Tokenizer, from_json
 from paceline.task.data.sources.tokens import SPLITS, TokenSplit, dtype_for, file_digest, offsets_name, tokens_name
 
 MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)

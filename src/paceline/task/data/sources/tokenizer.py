@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError, MissingExtra
+from paceline.spec.model_folder import TOKENIZER
 
 Tokens = npt.NDArray[Any]  # one dimension of unsigned integers
 
@@ -164,7 +165,7 @@ def train_bpe(texts: Iterable[bytes], vocab: int) -> FileTokenizer:
 def load_tokenizer(path: str) -> FileTokenizer:
     """Return the tokenizer of a tokenizer.json, or of a folder that holds one. Raises DataError where it cannot."""
     file = Path(path).expanduser()
-    file = file / "tokenizer.json" if file.is_dir() else file
+    file = file / TOKENIZER if file.is_dir() else file
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.task.models.layers.loss import IGNORED
+from paceline.spec.data.labels import IGNORED
 
 SequenceSum = Callable[[Tensor], Tensor]
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
 from paceline.task.models.layers.vocabulary import (
@@ -18,8 +19,6 @@ from paceline.task.models.layers.vocabulary import (
     spread_logits,
     spread_losses,
 )
-
-IGNORED = -100  # labels of this value count neither in the loss nor in the weight
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.spec.data.labels import IGNORED
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.collectives import SEQUENCE, gather, share
 from paceline.task.models.layers.gradients_ahead import kept_gradients, only_first, summed_loss
-
-IGNORED = -100  # as in loss.py
 
 
 def local_weight(weight: Tensor) -> Tensor:

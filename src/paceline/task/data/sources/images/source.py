@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
+from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 THREADS = 8
 OPEN_FILES = 64
-NO_LABEL = -100
 STEPS_AHEAD = 4
 
 
@@ -169,7 +169,7 @@ class ImageSource:
             if not self.look.skip_bad:
                 raise
             self.damaged[sample] = f"{error.what}: {error.because}"
-            return NO_LABEL
+            return IGNORED
         self.squares.keep(number, into)
         return entry.label
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.durable import publish
 from paceline.errors import DataError
+from paceline.spec.model_folder import TOKENIZER
 from paceline.task.data.sources.shards.layout import HEADER, ShardHeader, WrittenShard, damaged, read_header
 from paceline.task.data.sources.shards.tokens_in_files import Checksums, TokenPart, TokenParts
 from paceline.task.data.sources.tokenizer import Tokenizer, Tokens, from_json
@@ -24,7 +25,6 @@ from paceline.task.data.sources.tokens import SPLITS
 from paceline.task.data.storage.bytes import ByteFile, Storage, as_words, beside, named_inside
 
 INDEX = "shards.json"
-TOKENIZER = "tokenizer.json"
 FORMAT = "paceline token shards 1"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
@@ -15,7 +16,6 @@ from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 from paceline.task.data.storage.notices import DataNotices
 
-NO_LABEL = -100
 STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
 
 
@@ -74,7 +74,7 @@ class _OverFiles(SourceOfSplit):
         import torch
 
         tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
-        blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
+        blank = {"tokens": tokens, "labels": tokens + IGNORED}
         return blank if self.cross_documents else {**blank, "documents": tokens.to(torch.int32)}
 
     def _held(self, batch: Any) -> Any:
@@ -97,7 +97,7 @@ class _OverFiles(SourceOfSplit):
     def _lowest(self, batch: Any) -> int:
         """Return the lowest token of a batch, and of its labels; what fills a packed row has none, and is not meant."""
         labels = batch["labels"]
-        labels = labels[labels != NO_LABEL] if isinstance(self, PackedSource) else labels
+        labels = labels[labels != IGNORED] if isinstance(self, PackedSource) else labels
         return int(min(batch["tokens"].min(), labels.min() if len(labels) else 0))
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
-from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import Split, TokenSplit

@@ -20,7 +20,14 @@ import numpy.typing as npt
 
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import Say, cache_root, signature_of
-from paceline.task.data.sources.kept import build_folder, hash_of, index_path, lock_of, write_atomically, written_to
+from paceline.task.data.sources.cache_folders import (
+    build_folder,
+    hash_of,
+    index_path,
+    lock_of,
+    write_atomically,
+    written_to,
+)
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus
 from paceline.task.data.sources.tables.columns import TableColumns

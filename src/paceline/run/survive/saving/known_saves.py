@@ -1,4 +1,4 @@
-"""What ranks know of their saves, for the next world: the newest checkpoint on disk, and when another one is due."""
+"""What ranks tell the next world of saves: the newest checkpoint on disk, and when the next checkpoint is due."""
 
 from __future__ import annotations
 

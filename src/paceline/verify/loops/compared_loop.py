@@ -1,4 +1,4 @@
-"""A loop on one of its ranks, held against one device step by step."""
+"""A training loop on one rank, held against one device step by step."""
 
 from __future__ import annotations
 
