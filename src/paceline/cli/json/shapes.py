@@ -33,7 +33,7 @@ BILL = "paceline bill"
 ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
 ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
 DASH, COMPARED_RUNS = "paceline dash", "paceline compare"
-EXPORT = "paceline export"
+EXPORT, EVALUATE = "paceline export", "paceline evaluate"
 LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
 COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
 BACKTEST, LEFT_OUT = "paceline backtest", "paceline backtest --leave-one-source-out"
@@ -189,6 +189,19 @@ SHAPES: dict[str, dict[str, str]] = {
         "architecture": "the class of transformers that reads them; empty where there is none",
         "files": "the names of the files",
         "bytes": "their size",
+        "skipped": "why newer checkpoints were not read",
+    },
+    EVALUATE: {
+        "run_dir": "the run's directory",
+        "checkpoint": "the checkpoint that was read",
+        "step": "its step",
+        "source": "the data; empty of what the run held out",
+        "samples": "how many were read",
+        "of_samples": "how many there are",
+        "loss": "the mean loss of an item",
+        "weight": "how many items it is over",
+        "metrics": "by name",
+        "seconds": "what it took, without building the model",
         "skipped": "why newer checkpoints were not read",
     },
     LIST: {"checkpoints": "complete ones, the newest first", "skipped": "why others are none"},
