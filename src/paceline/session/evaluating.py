@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError
-from paceline.spec.load import spec_from_dict
+from paceline.spec.load import Spec, spec_from_dict
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.task import Task
-from paceline.spec.watch.evaluate import HeldOutSetSpec
+from paceline.spec.watch.evaluate import LOSS, HeldOutSetSpec, check_evaluate
 
 if TYPE_CHECKING:
     from paceline.run.assemble import Assembled
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.session.verbs.weights import Chosen
     from paceline.task.data.protocol import Source
 
+SavedSpec = Mapping[str, Any]
 OF_A_PROGRAM = "__main__:"  # how the objects of the program that trained are called in a checkpoint
 
 
@@ -45,15 +46,17 @@ def evaluate_run(
     step: int | str | None = None,
     samples: int | None = None,
     metrics: Sequence[str] = (),
+    task: Task | None = None,
 ) -> Evaluated:
     """Return the mean loss and the metrics of a run's newest sound checkpoint, or of the one of `step` (or "best").
 
     Without `source` they are of what the run held out; else of all samples of that source, which are read as the run
     reads its own. `samples` at most are read, the same ones each time. `metrics` stand in the place of
-    task.evaluate.metrics. Nothing is written.
+    task.evaluate.metrics, and `task` in that of the checkpoint's, which cannot hold objects of a program. Nothing is
+    written.
 
-    Raises as `choose_checkpoint`; ConfigError for a task made of a program's own objects, and for data that are not of
-    the run's kind; and the errors of reading them.
+    Raises as `choose_checkpoint`; ConfigError for a task made of a program's own objects, one that is not the
+    checkpoint's, and for data that are not of the run's kind; and the errors of reading them.
     """
     import torch
 
@@ -64,13 +67,12 @@ def evaluate_run(
     from paceline.task.coupling import is_coupled
     from paceline.task.data.rows.packed import for_device
     from paceline.task.metrics.resolve import metrics_of
-    from paceline.task.settled import settle
 
     chosen = choose_checkpoint(run_dir, step)
     extra = chosen.manifest.extra
-    _refuse_objects(run_dir, extra["spec"]["task"])
-    spec = settle(spec_from_dict(extra["spec"], origin="the checkpoint")).spec
-    task, world = spec.task, join_world("cuda" if torch.cuda.is_available() else "cpu", run=spec.run)
+    spec = _task_of(run_dir, extra["spec"], task)
+    task = _measuring(spec.task, metrics)
+    world = join_world("cuda" if torch.cuda.is_available() else "cpu", run=spec.run)
     trained_on, held_out = _opened(task, source, world, run_dir, extra["data_fingerprint"])
     trained = plan_from_dict(extra["plan"])
     plan = _on_one_device(trained, trained.micro_batch)
@@ -80,8 +82,6 @@ def evaluate_run(
     main = stepper.turns[stepper.main].turn.objective
     if is_coupled(built.model, main):  # rows that see each other are read as many at a time as the ranks had together
         stepper.plan = _on_one_device(trained, trained.micro_batch * trained.layout.data_degree)
-    if metrics:
-        task = dataclasses.replace(task, evaluate=dataclasses.replace(task.evaluate, metrics=tuple(metrics)))
     measured = metrics_of(task.evaluate, held_out, main, 1)
     count = min(samples or held_out.samples, held_out.samples)
     found = evaluate(stepper, for_device(held_out, world.device.type, task.model), count, 0, measured, keeps=False)
@@ -89,18 +89,35 @@ def evaluate_run(
                      found.metrics, found.seconds, chosen.skipped)  # fmt: skip
 
 
-def _refuse_objects(run_dir: Path, task: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a task of which something is an object of the program that trained it, unless it runs."""
-    import __main__
+def _task_of(run_dir: Path, written: SavedSpec, given: Task | None) -> Spec:
+    """Return the spec of a checkpoint, with a task that is given in the place of its own.
 
-    names = [name.removeprefix(OF_A_PROGRAM) for name in _texts(task) if name.startswith(OF_A_PROGRAM)]
-    missing = [name for name in names if not hasattr(__main__, name)]
-    if missing:
+    Raises ConfigError for a task of which something is an object of the program that trained it.
+    """
+    from paceline.task.settled import settle
+
+    if given is not None:
+        own = {name: table for name, table in written.items() if name != "task"}
+        return settle(dataclasses.replace(spec_from_dict(own, origin="the checkpoint"), task=given)).spec
+    task = written["task"]
+    objects = [task[name] for name in ("model", "data") if isinstance(task[name], str)]
+    objects += [name for name in _texts(task) if name.startswith(OF_A_PROGRAM)]
+    if objects:
         raise ConfigError(
             f"'{run_dir}' was trained by a program with objects of its own",
-            f"{missing[0]} is known there alone",
-            f'in that program: paceline.Run(task, run={{"dir": "{run_dir}"}}).evaluate()',
+            f"a checkpoint has no more of them than a name, such as {objects[0].removeprefix(OF_A_PROGRAM)}",
+            f'in that program: paceline.load_run("{run_dir}").evaluate(task=task)',
         )
+    return settle(spec_from_dict(written, origin="the checkpoint")).spec
+
+
+def _measuring(task: Task, metrics: Sequence[str]) -> Task:
+    """Return the task with other metrics, where there are any. Raises ConfigError for names of none."""
+    if not metrics:
+        return task
+    measured = dataclasses.replace(task.evaluate, metrics=tuple(metrics), metric=LOSS, mode="auto")
+    check_evaluate(measured)
+    return dataclasses.replace(task, evaluate=measured)
 
 
 def _texts(value: object) -> list[str]:

@@ -39,6 +39,7 @@ COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
 BACKTEST, LEFT_OUT = "paceline backtest", "paceline backtest --leave-one-source-out"
 PREPARE, SCORE = "paceline data prepare", "paceline data score"
 COPIES, INSPECT = "paceline data copies", "paceline data inspect"
+INSPECT_IMAGES = "paceline data inspect, of images"
 DOCTOR = "paceline doctor"
 BENCH = "paceline bench data"
 PROBE, FORGET = "paceline probe", "paceline probe --forget"
@@ -271,6 +272,16 @@ SHAPES: dict[str, dict[str, str]] = {
         "samples": "some texts; of a table its first rows as the model sees them",
         "told": "what was seen in a table, the tokenizer's special tokens, and files that are not read",
         "card": "of prepared data, where they are from; of a table its columns and `labels`",
+    },
+    INSPECT_IMAGES: {
+        "source": "as it was named",
+        "what": "in words",
+        "image_size": "the side of the squares that are trained on",
+        "fingerprint": "of the images for training",
+        "splits": "of each part the number of its images, and by class; of those `looked_at` how many are `damaged`,"
+        " the share of `duplicates`, `shorter_sides` in pixels, `mean` and `deviation` of the colours",
+        "samples": "some images with their classes",
+        "told": "images that cannot be decoded, classes that a part lacks, and files that are not read",
     },
     DOCTOR: {"findings": "`what`, how it `is`, and what to do about it"},
     BENCH: {

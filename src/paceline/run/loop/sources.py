@@ -40,7 +40,8 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
 
     Raises ConfigError for one whose samples are not like the task's own.
     """
-    sets = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
+    opened = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
+    sets = {name: _in_classes_of(source, like) for name, source in opened.items()}
     for name, source in sets.items():
         if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
             raise ConfigError(
@@ -49,6 +50,15 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
                 "data of the same kind",
             )
     return sets
+
+
+def _in_classes_of(source: Source, like: Source) -> Source:
+    """Return a set's source with labels that count the task's classes, where it has some of them and no others."""
+    own, known = getattr(source, "classes", None), getattr(like, "classes", None)
+    if own and known and tuple(own) != tuple(known) and set(own) <= set(known) and hasattr(source, "counted_by"):
+        counted: Source = source.counted_by(known)
+        return counted
+    return source
 
 
 def _data_of(task: Task, each: HeldOutSetSpec) -> object:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.session.evaluating import Evaluated
+    from paceline.spec.task import Task
 
 
 BEST_STEP = HeldWord(-1)  # what "best" is held as
@@ -85,7 +86,7 @@ class RunFolder:
 
     @checked_call(
         source=argument("text"), step=STEP, samples=argument("whole", optional=True, minimum=1),
-        metrics=argument("texts"),
+        metrics=argument("texts"), task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
     )  # fmt: skip
     def evaluate(
         self,
@@ -93,14 +94,15 @@ class RunFolder:
         step: int | str | None = None,
         samples: int | None = None,
         metrics: Sequence[str] = (),
+        task: Task | None = None,
     ) -> Evaluated:
         """Return the mean loss and the metrics on what the run held out, or on a source, as `paceline evaluate` does.
 
-        Raises as `checkpoint`, and the errors of reading the data.
+        `task` is needed where a model or data were given as objects: a checkpoint does not have those. Raises as `checkpoint`, and the errors of reading the data.
         """
         from paceline.session.evaluating import evaluate_run
 
-        return evaluate_run(self.dir, str(source), _asked(step), samples, metrics)
+        return evaluate_run(self.dir, str(source), _asked(step), samples, metrics, task)
 
 
 def open_run(run_dir: Path) -> RunFolder:
