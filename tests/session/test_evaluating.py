@@ -79,6 +79,21 @@ def test_what_a_run_held_out_gives_what_its_journal_has(folder: Path) -> None:
     assert before == {file: file.stat().st_mtime_ns for file in (folder / "run").rglob("*")}, "nothing is written"
 
 
+def test_a_test_set_is_read_by_the_tokenizer_that_the_runs_own_text_has_learnt(folder: Path) -> None:
+    pytest.importorskip("tokenizers")
+    changes = ("task.data.tokenizer=bpe", "task.data.vocab=300", "task.stop=2 steps", f"run.dir={folder / 'bpe'}")
+    done = in_process("train", folder / "spec.toml", *(word for each in changes for word in ("--set", each)))
+    assert done.returncode == 0, done.stderr
+    rows = [
+        (f"zzz {at} {('dull', 'fine', 'hm')[at % 3]}", NAMES[at % 3]) for at in range(20)
+    ]  # a BPE of its own differs
+    assert in_process("export", folder / "bpe", folder / "bpe-out").returncode == 0
+    by_hand = predictor(folder / "bpe-out")([text for text, _ in rows])
+    loss = -sum(math.log(found[label]) for found, (_, label) in zip(by_hand, rows, strict=True)) / len(rows)
+    told = evaluated(folder / "bpe", write_table(folder / "other.csv", rows))
+    assert told["loss"] == pytest.approx(loss, rel=1e-5)
+
+
 def test_a_test_set_counts_the_classes_of_the_run_though_it_lacks_some(folder: Path) -> None:
     rows = [(f"at {at} {('fine', 'hm')[at % 2]}", ("good", "odd")[at % 2]) for at in range(37)]
     path = write_table(folder / "test.csv", rows)

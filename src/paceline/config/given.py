@@ -50,7 +50,7 @@ def _named_by_text(key: str, value: object) -> ConfigError:
     return ConfigError(
         f"{key} = {literal(value)} cannot be used",
         f"it is {kind_of(value)}, and this table names its data by text",
-        'Task(data=...) takes a data set itself, and the data set its collate function: dataset.collate = pad; '
+        "Task(data=...) takes a data set itself, and the data set its collate function: dataset.collate = pad; "
         'or "module:factory" names what returns it',
     )
 

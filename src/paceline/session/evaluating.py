@@ -30,7 +30,7 @@ class Evaluated:
 
     checkpoint: Path
     step: int
-    source: str  # "" of what the run held out
+    source: str  # "" of what the run held out; of an object the name of its class
     samples: int
     of_samples: int  # that there are
     loss: float  # mean per item
@@ -42,10 +42,10 @@ class Evaluated:
 
 def evaluate_run(
     run_dir: Path,
-    source: str = "",
+    source: object = "",
     step: int | str | None = None,
     samples: int | None = None,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[object] = (),
     task: Task | None = None,
 ) -> Evaluated:
     """Return the mean loss and the metrics of a run's newest sound checkpoint, or of the one of `step` (or "best").
@@ -85,7 +85,7 @@ def evaluate_run(
     measured = metrics_of(task.evaluate, held_out, main, 1)
     count = min(samples or held_out.samples, held_out.samples)
     found = evaluate(stepper, for_device(held_out, world.device.type, task.model), count, 0, measured, keeps=False)
-    return Evaluated(chosen.path, chosen.manifest.step, source, count, held_out.samples, found.loss, found.weight,
+    return Evaluated(chosen.path, chosen.manifest.step, _name(source), count, held_out.samples, found.loss, found.weight,
                      found.metrics, found.seconds, chosen.skipped)  # fmt: skip
 
 
@@ -111,13 +111,17 @@ def _task_of(run_dir: Path, written: SavedSpec, given: Task | None) -> Spec:
     return settle(spec_from_dict(written, origin="the checkpoint")).spec
 
 
-def _measuring(task: Task, metrics: Sequence[str]) -> Task:
+def _measuring(task: Task, metrics: Sequence[object]) -> Task:
     """Return the task with other metrics, where there are any. Raises ConfigError for names of none."""
     if not metrics:
         return task
     measured = dataclasses.replace(task.evaluate, metrics=tuple(metrics), metric=LOSS, mode="auto")
     check_evaluate(measured)
     return dataclasses.replace(task, evaluate=measured)
+
+
+def _name(source: object) -> str:
+    return source if isinstance(source, str) else type(source).__name__
 
 
 def _texts(value: object) -> list[str]:
@@ -128,12 +132,12 @@ def _texts(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _opened(task: Task, source: str, world: World, run_dir: Path, fingerprint: str) -> tuple[Source, Source]:
+def _opened(task: Task, source: object, world: World, run_dir: Path, fingerprint: str) -> tuple[Source, Source]:
     """Return what the run was trained on, and what is evaluated."""
     from paceline.run.loop.sources import open_sets, open_together
 
     trained_on, held_out = open_together(task.data, task.seed, world)
-    if source:
+    if source != "":
         asked = dataclasses.replace(task.evaluate, sets=(HeldOutSetSpec("data", source),))
         return trained_on, open_sets(dataclasses.replace(task, evaluate=asked), world, trained_on)["data"]
     if held_out is None and task.evaluate.sets:  # then the first of them is what the run evaluated

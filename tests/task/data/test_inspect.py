@@ -75,7 +75,9 @@ def test_what_is_said_of_images_is_what_they_are(tmp_path: Path) -> None:
     read = open_sources(DataSpec(str(root), image_size=10, on_bad="skip"), 7)[0].read(np.arange(21))
     whole = read["images"][read["labels"] >= 0]
     assert train.mean == pytest.approx(whole.mean((0, 2, 3)).tolist(), abs=1e-5)
-    assert train.deviation == pytest.approx(whole.permute(1, 0, 2, 3).flatten(1).std(1, correction=0).tolist(), abs=1e-5)
+    assert train.deviation == pytest.approx(
+        whole.permute(1, 0, 2, 3).flatten(1).std(1, correction=0).tolist(), abs=1e-5
+    )
 
 
 def test_images_are_inspected_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,9 @@ def execute(options: argparse.Namespace) -> int:
         print(f"skipped  {reason}")
     part = "all" if found.samples == found.of_samples else f"{found.samples:,} of"
     what = found.source or "what the run held out"
-    print(f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({format_seconds(found.seconds)})")
+    print(
+        f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({format_seconds(found.seconds)})"
+    )
     for name, value in {"loss": found.loss, **found.metrics}.items():
         print(f"  {name:<14}{value:.6g}")
     return 0

@@ -337,9 +337,7 @@ class HeldOutBatches(Sequence[MicroBatch]):
         return [ids for ids, _, counts in self.parts if counts]
 
 
-def held_out_batches(
-    source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
-) -> HeldOutBatches:
+def held_out_batches(source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device) -> HeldOutBatches:
     """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
     source = filled_for(source, device.type, plan.layout.tp, plan.precision)

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
 from paceline.session.verbs.weights import BEST, Exported, choose_checkpoint, export_run
+from paceline.spec.import_paths import DATA_SETS, METRICS
 from paceline.spec.journal.kinds import BY_KIND
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import Spec, spec_from_dict
@@ -85,15 +86,15 @@ class RunFolder:
         return export_run(self.dir, Path(out), _asked(step), merge=merge)
 
     @checked_call(
-        source=argument("text"), step=STEP, samples=argument("whole", optional=True, minimum=1),
-        metrics=argument("texts"), task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
+        source=argument("text", objects=DATA_SETS), step=STEP, samples=argument("whole", optional=True, minimum=1),
+        metrics=argument("texts", objects=METRICS), task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
     )  # fmt: skip
     def evaluate(
         self,
-        source: str | Path = "",
+        source: object = "",
         step: int | str | None = None,
         samples: int | None = None,
-        metrics: Sequence[str] = (),
+        metrics: Sequence[object] = (),
         task: Task | None = None,
     ) -> Evaluated:
         """Return the mean loss and the metrics on what the run held out, or on a source, as `paceline evaluate` does.
@@ -102,7 +103,7 @@ class RunFolder:
         """
         from paceline.session.evaluating import evaluate_run
 
-        return evaluate_run(self.dir, str(source), _asked(step), samples, metrics, task)
+        return evaluate_run(self.dir, source, _asked(step), samples, metrics, task)
 
 
 def open_run(run_dir: Path) -> RunFolder:

@@ -174,7 +174,7 @@ def _check_config(folder: Path, spec: AdapterSpec, is_turned: bool) -> None:
         f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
     ]
     by_weight = told.get("target_parameters") or []
-    if any(name.rpartition(".")[2] != "weight" for name in by_weight):  # of stacked experts, which have no adapters here
+    if any(name.rpartition(".")[2] != "weight" for name in by_weight):  # of stacked experts
         wrong.append(f"target_parameters = {by_weight} is not known here")
     if wrong:
         raise ConfigError(
