@@ -1,4 +1,4 @@
-"""The held-out loss and the metrics of a run's checkpoint, on one device: on what the run held out, or on other data."""
+"""The loss and the metrics of a run's checkpoint, on one device: on what the run held out, or on other data."""
 
 from __future__ import annotations
 
@@ -85,8 +85,10 @@ def evaluate_run(
     measured = metrics_of(task.evaluate, held_out, main, 1)
     count = min(samples or held_out.samples, held_out.samples)
     found = evaluate(stepper, for_device(held_out, world.device.type, task.model), count, 0, measured, keeps=False)
-    return Evaluated(chosen.path, chosen.manifest.step, _name(source), count, held_out.samples, found.loss, found.weight,
-                     found.metrics, found.seconds, chosen.skipped)  # fmt: skip
+    return Evaluated(
+        chosen.path, chosen.manifest.step, _name(source), count, held_out.samples, found.loss, found.weight,
+        found.metrics, found.seconds, chosen.skipped,
+    )  # fmt: skip
 
 
 def _task_of(run_dir: Path, written: SavedSpec, given: Task | None) -> Spec:
@@ -151,7 +153,7 @@ def _opened(task: Task, source: object, world: World, run_dir: Path, fingerprint
     if trained_on.fingerprint != fingerprint:
         raise ConfigError(
             f"the data of '{run_dir}' are not those that it was trained on",
-            f"their fingerprint was {fingerprint} and is now {trained_on.fingerprint}, so what it held out is not known",
+            f"their fingerprint was {fingerprint} and is now {trained_on.fingerprint}, so what it held out is unknown",
             f"restore the data; or paceline evaluate {run_dir} SOURCE, with data that it has not seen",
         )
     return trained_on, held_out

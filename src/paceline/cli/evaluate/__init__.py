@@ -1,8 +1,9 @@
 """Evaluates a run's weights on one device: the mean loss and the metrics on what the run held out, or on SOURCE.
 
-SOURCE is what `task.data.source` takes, such as a table of texts and labels that training has not seen: all of it counts,
-and is read as the run reads its own data, with the run's tokenizer, classes and code. The newest checkpoint that is
-sound in every byte is taken, or the one of --step; `--step best` is the one of the best evaluation. Nothing is written.
+SOURCE is what `task.data.source` takes, such as a table of texts and labels that training has not seen: all of it
+counts, and is read as the run reads its own data, with the run's tokenizer, classes and code. The newest checkpoint that
+is sound in every byte is taken, or the one of --step; `--step best` is the one of the best evaluation. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -48,10 +49,8 @@ def execute(options: argparse.Namespace) -> int:
     for reason in found.skipped:
         print(f"skipped  {reason}")
     part = "all" if found.samples == found.of_samples else f"{found.samples:,} of"
-    what = found.source or "what the run held out"
-    print(
-        f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({format_seconds(found.seconds)})"
-    )
+    what, took = found.source or "what the run held out", format_seconds(found.seconds)
+    print(f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({took})")
     for name, value in {"loss": found.loss, **found.metrics}.items():
         print(f"  {name:<14}{value:.6g}")
     return 0

@@ -86,9 +86,12 @@ class RunFolder:
         return export_run(self.dir, Path(out), _asked(step), merge=merge)
 
     @checked_call(
-        source=argument("text", objects=DATA_SETS), step=STEP, samples=argument("whole", optional=True, minimum=1),
-        metrics=argument("texts", objects=METRICS), task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
-    )  # fmt: skip
+        source=argument("text", objects=DATA_SETS),
+        step=STEP,
+        samples=argument("whole", optional=True, minimum=1),
+        metrics=argument("texts", objects=METRICS),
+        task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
+    )
     def evaluate(
         self,
         source: object = "",
@@ -99,7 +102,8 @@ class RunFolder:
     ) -> Evaluated:
         """Return the mean loss and the metrics on what the run held out, or on a source, as `paceline evaluate` does.
 
-        `task` is needed where a model or data were given as objects: a checkpoint does not have those. Raises as `checkpoint`, and the errors of reading the data.
+        `task` is needed where a model or data were given as objects: a checkpoint does not have those. Raises as
+        `checkpoint`, and the errors of reading the data.
         """
         from paceline.session.evaluating import evaluate_run
 

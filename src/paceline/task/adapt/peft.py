@@ -7,8 +7,8 @@
 | `...q_proj.lora_magnitude_vector` | the same [out]                                               |
 | another trained parameter         | `base_model.model.NAME`, its module in `modules_to_save`     |
 
-Beside stacked experts peft takes layers of some names for the experts of old, one by one, and drops their adapters: there
-those layers are named in `target_parameters`, by their weights.
+Beside stacked experts peft takes layers of some names for the experts of old, one by one, and drops their adapters:
+there those layers are named in `target_parameters`, by their weights.
 
 The second `model.` is that of transformers' causal models; a module of the user's own has the names that it has.
 """
@@ -76,8 +76,9 @@ def adapter_config(
         "peft_type": "LORA", "task_type": kind or None, "base_model_name_or_path": base or None,
         "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha,
         "lora_dropout": 0.0 if by_weight else spec.dropout,  # of a weight by itself peft has none
-        "target_modules": [name for name in targets if name not in by_weight], "modules_to_save": saved or None, "use_rslora": spec.kind == "rslora",
-        "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": is_turned, "init_lora_weights": True,
+        "target_modules": [name for name in targets if name not in by_weight], "modules_to_save": saved or None,
+        "use_rslora": spec.kind == "rslora", "use_dora": spec.kind == "dora", "bias": "none",
+        "fan_in_fan_out": is_turned, "init_lora_weights": True,
     }  # fmt: skip
     return config | ({"target_parameters": [f"{name}.weight" for name in by_weight]} if by_weight else {})
 
