@@ -1,9 +1,9 @@
 """Evaluates a run's weights on one device: the mean loss and the metrics on what the run held out, or on SOURCE.
 
 SOURCE is what `task.data.source` takes, such as a table of texts and labels that training has not seen: all of it
-counts, and is read as the run reads its own data, with the run's tokenizer, classes and code. The newest checkpoint that
-is sound in every byte is taken, or the one of --step; `--step best` is the one of the best evaluation. Nothing is
-written.
+counts, and is read as the run reads its own data, with the run's tokenizer, classes and code. The newest checkpoint
+that is sound in every byte is taken, or the one of --step; `--step best` is the one of the best evaluation. Nothing
+is written.
 """
 
 from __future__ import annotations
