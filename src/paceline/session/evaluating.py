@@ -25,7 +25,7 @@ OF_A_PROGRAM = "__main__:"  # how the objects of the program that trained are ca
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedCheckpoint:
     """What the samples of some data gave under a checkpoint's weights."""
 
     checkpoint: Path
@@ -47,7 +47,7 @@ def evaluate_run(
     samples: int | None = None,
     metrics: Sequence[object] = (),
     task: Task | None = None,
-) -> Evaluated:
+) -> EvaluatedCheckpoint:
     """Return the mean loss and the metrics of a run's newest sound checkpoint, or of the one of `step` (or "best").
 
     Without `source` they are of what the run held out; else of all samples of that source, which are read as the run
@@ -85,7 +85,7 @@ def evaluate_run(
     measured = metrics_of(task.evaluate, held_out, main, 1)
     count = min(samples or held_out.samples, held_out.samples)
     found = evaluate(stepper, for_device(held_out, world.device.type, task.model), count, 0, measured, keeps=False)
-    return Evaluated(
+    return EvaluatedCheckpoint(
         chosen.path, chosen.manifest.step, _name(source), count, held_out.samples, found.loss, found.weight,
         found.metrics, found.seconds, chosen.skipped,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from paceline.spec.load import Spec, spec_from_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.session.evaluating import Evaluated
+    from paceline.session.evaluating import EvaluatedCheckpoint
     from paceline.spec.task import Task
 
 
@@ -99,7 +99,7 @@ class RunFolder:
         samples: int | None = None,
         metrics: Sequence[object] = (),
         task: Task | None = None,
-    ) -> Evaluated:
+    ) -> EvaluatedCheckpoint:
         """Return the mean loss and the metrics on what the run held out, or on a source, as `paceline evaluate` does.
 
         `task` is needed where a model or data were given as objects: a checkpoint does not have those. Raises as

@@ -72,7 +72,7 @@ def adapter_config(
             f"it takes {len(by_weight)} of these layers for experts, which are stacked, and has no DoRA for those",
             "--merge, which writes whole weights; or task.adapter.targets without them",
         )
-    config = {
+    config: dict[str, object] = {
         "peft_type": "LORA", "task_type": kind or None, "base_model_name_or_path": base or None,
         "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha,
         "lora_dropout": 0.0 if by_weight else spec.dropout,  # of a weight by itself peft has none
