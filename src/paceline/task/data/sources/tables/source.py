@@ -114,6 +114,10 @@ class LabelledSource(TableSource):
         found.labels, found.classes = labels, tuple(classes)
         return found
 
+    def __reduce__(self) -> tuple[object, ...]:
+        made = LabelledSource(self.table, self.split, self.seq_len)
+        return super().__reduce__() if made.classes == self.classes else (made.counted_by, (self.classes,))
+
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch. Positions do not matter."""
         import torch
