@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import paceline
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DataError
+from paceline.task.data.sources.mapped import MapSource
 
 
 class Rows:
@@ -26,11 +27,36 @@ class Stream:
         return iter([{"x": 1}])
 
 
-@pytest.mark.parametrize("data", [Stream(), iter([{"x": 1}]), ({"x": at} for at in range(3)), map(int, "12"), {1, 2}])
+class InTurn(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class InTurnWithALength(InTurn):
+    def __len__(self) -> int:
+        return 3
+
+
+IN_TURN = [Stream(), InTurn(), InTurnWithALength()]
+
+
+@pytest.mark.parametrize("data", [*IN_TURN, iter([{"x": 1}]), ({"x": at} for at in range(3)), map(int, "12"), {1, 2}])
 def test_samples_without_numbers_say_how_they_get_them(data: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         paceline.Task(data=data)
     assert "by its number" in caught.value.because and "list(...)" in caught.value.try_
+
+
+def test_a_data_set_of_torch_that_gives_samples_in_turn_is_told_so_where_a_factory_returns_it() -> None:
+    with pytest.raises(DataError, match="not a map-style data set") as caught:
+        MapSource(InTurnWithALength(), 7)
+    assert "no __getitem__" in caught.value.because and "list(...)" in caught.value.try_
+
+
+def test_a_data_set_in_a_table_of_names_says_where_it_and_its_collate_go() -> None:
+    with pytest.raises(ConfigError) as caught:
+        paceline.DataSpec(Rows())  # type: ignore[arg-type]
+    assert "Task(data=...)" in caught.value.try_ and "dataset.collate = pad" in caught.value.try_
 
 
 def test_what_makes_batches_or_holds_weights_says_what_is_wanted() -> None:

@@ -118,6 +118,12 @@ def test_errors_of_overrides_name_the_option(override: str) -> None:
         load_spec(None, [override])
 
 
+@pytest.mark.parametrize("key", ["task.evaluate", "task.data", "plan.goal", "task.model.arguments", "run"])
+def test_an_empty_table_on_the_command_line_is_an_error_and_no_silence(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--set: {key} = \{{\}} sets nothing"):
+        load_spec(None, [f"{key}={{}}"])
+
+
 def test_a_shorthand_option_is_named_as_the_origin() -> None:
     spec = load_spec(None, [Override("task.stop", "5 steps", "--steps")])
     assert spec.provenance["task.stop"] == "--steps"

@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
+from paceline.task.coupling import is_coupled
 from paceline.task.models.build import build_model
 from paceline.task.objective import classification, multi_label, next_token, regression, resolve_objective
 from paceline.task.profile.traced import profile_module
@@ -182,3 +183,16 @@ def test_a_loss_alone_is_told_before_anything_is_planned() -> None:
     model, batch = nn.Linear(3, 1), (torch.ones(2, 3), torch.ones(2))
     with pytest.raises(ConfigError, match="the objective mean_alone returned a"):
         profile_module(model, batch, mean_alone, 1)
+
+
+@pytest.mark.parametrize("value", [True, "rows"])
+def test_a_coupling_that_is_declared_in_another_way_is_an_error_and_no_silence(value: object) -> None:
+    def contrast(model: object, batch: object) -> None: ...
+
+    contrast.coupled = value  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=f"coupled = {value!r}") as caught:
+        is_coupled(torch.nn.Linear(1, 1), contrast)
+    assert caught.value.try_ == 'coupled = "batch"'
+    named = torch.nn.Linear(1, 1)
+    named.coupled = True  # type: ignore[assignment]
+    assert not is_coupled(named, lambda model, batch: None), "an attribute of a model may mean anything"

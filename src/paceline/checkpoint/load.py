@@ -193,7 +193,7 @@ def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> 
         raise ConfigError(
             f"'{name}' in {path} is another tensor",
             f"it is {stored.dtype}{list(stored.shape)} there and {has[0]}{list(has[1])} here",
-            "load it with the model and precision it was saved from",
+            "the model and precision that it was saved with, or another run.dir for a run that begins anew",
         )
     if tensor.is_meta:
         raise ConfigError(f"'{name}' cannot be loaded", "it is on the meta device", "give it storage first (to_empty)")

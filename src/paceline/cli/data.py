@@ -6,7 +6,8 @@
                           its place in a core set; `task.data.score_min` and `score_max` then select by it
     copies SOURCE OUT     writes each document with the share of its text that stands in an earlier one, as JSONL;
                           `task.data.score_max = 0.8` then leaves near copies out
-    inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts
+    inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts; of
+                          images their classes and sizes, which cannot be decoded, and which are there twice
 
 SOURCE is what `task.data.source` may be (a file, a folder, a URL, a data set of Hugging Face), or a spec file, whose
 data are meant. The other options of the data are given by --set, such as --set task.data.tokenizer=bpe.
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.json.shapes import COPIES, INSPECT, PREPARE, SCORE
+from paceline.cli.json.shapes import COPIES, INSPECT, INSPECT_IMAGES, PREPARE, SCORE
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import number, share, whole
 from paceline.cli.terminal.bar import Bar
@@ -29,9 +30,11 @@ from paceline.plan.explain.lines import wrap
 if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
     from paceline.task.data.prepare.inspect import Inspected
+    from paceline.task.data.prepare.inspect_images import InspectedImages
 
 EXAMPLE = "paceline data prepare examples ready --workers 2\npaceline data inspect ready"
 CODES = (5, 74)
+MOST_CLASSES = 20  # shown
 ACTIONS = {"prepare": 2, "inspect": 1, "score": 3, "copies": 2}  # how many paths each takes
 
 
@@ -166,14 +169,49 @@ def _copies(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    from paceline.task.data.sources.named import kind_of_source
+
+    data = _data_of(options)
+    kind, path = kind_of_source(data.source)
+    if kind == "images":
+        from paceline.task.data.prepare.inspect_images import inspect_images
+
+        of_images = inspect_images(data, path, options.samples)
+        if options.json:
+            print_json(of_images, INSPECT_IMAGES)
+        else:
+            _tell_images(of_images)
+        return 0
     from paceline.task.data.prepare.inspect import inspect
 
-    found = inspect(_data_of(options), options.samples, say_to(options.json))
+    found = inspect(data, options.samples, say_to(options.json))
     if options.json:
         print_json(found, INSPECT)
         return 0
     _tell(found)
     return 0
+
+
+def _tell_images(found: InspectedImages) -> None:
+    print(f"data     {found.what} · squares of {found.image_size} pixels · fingerprint {found.fingerprint}")
+    facts = list(found.splits.values())
+    rows: list[tuple[str, ...]] = [("", *found.splits), ("images", *(f"{each.images:,}" for each in facts))]
+    classes = sorted(facts[0].classes, key=lambda name: -sum(each.classes[name] for each in facts))
+    for name in classes[:MOST_CLASSES]:
+        rows.append((f"  {name}", *(f"{each.classes[name]:,}" for each in facts)))
+    rows.append(("cannot be decoded", *(f"{each.damaged:,}" for each in facts)))
+    rows.append(("equal images", *(f"{each.duplicates:.2%}" for each in facts)))
+    for name in facts[0].shorter_sides:
+        rows.append((f"shorter side, {name}", *(f"{each.shorter_sides.get(name, 0):,}" for each in facts)))
+    for what in ("mean", "deviation"):
+        rows.append((f"colours, {what}", *(" ".join(f"{one:.3f}" for one in getattr(each, what)) for each in facts)))
+    print("\n".join(table_lines(rows)))
+    if len(classes) > MOST_CLASSES:
+        print(f"note     {len(classes) - MOST_CLASSES:,} more classes have fewer images each: --json has all")
+    for told in found.told:
+        print("\n".join(wrap("note     ", told)))
+    for at, text in enumerate(found.samples, 1):
+        print(f"image {at}  {text}")
 
 
 def _tell(found: Inspected) -> None:

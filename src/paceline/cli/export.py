@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.cli.json.shapes import EXPORT
 from paceline.cli.output import print_json
-from paceline.cli.parser import whole
+from paceline.cli.parser import step_or_best
 
 EXAMPLE = "paceline export runs/stdlib-code weights"
 CODES = (74,)
@@ -28,15 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory: the one with `checkpoints`")
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it is made where there is none")
     parser.add_argument(
-        "--step", metavar="N", type=_step, help="the checkpoint of this step, or of the best evaluation (best)"
+        "--step", metavar="N", type=step_or_best, help="the checkpoint of this step, or of the best evaluation (best)"
     )
     parser.add_argument(
         "--merge", action="store_true", help="of a run with adapters, whole weights with the adapters added to them"
     )
-
-
-def _step(text: str) -> int | str:
-    return text if text == "best" else whole(text)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ VERBS = {
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
     "alerts": "what wakes somebody: try sinks, list alerts, silence rules",
     "deliver": "a run's journal to MLflow, trackio, W&B, Prometheus: what they have missed",
+    "evaluate": "a run's weights on what it held out, or on a test set",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",

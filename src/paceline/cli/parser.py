@@ -99,6 +99,11 @@ def whole(text: str) -> int:
     return value
 
 
+def step_or_best(text: str) -> int | str:
+    """Return the number of a step, or "best", the type of an option --step."""
+    return text if text == "best" else whole(text)
+
+
 def number(text: str) -> int:
     """Return a whole number from 0 on, the type of an option such as --node."""
     return 0 if text == "0" else whole(text)

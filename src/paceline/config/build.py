@@ -86,6 +86,14 @@ def override_layer(table: ShapedTable, override: Override, problems: Problems | 
             f"{where}: no value for '{override.key}'", "a value follows the '='", f"--set {override.key}=VALUE"
         )
     value = _typed(_member(table, parts), override.text.strip(), where)
+    if value == {}:
+        there = _at(table, parts)
+        options = list(there.members) if isinstance(there, ShapedTable) else []
+        raise ConfigError(
+            f"{where}: {override.key} = {{}} sets nothing",
+            "options of a table are added to those that are there, and an empty table has none",
+            f"{where} {override.key}.{options[0] if options else 'NAME'}=VALUE",
+        )
     for part in reversed(parts):
         value = {part: value}
     return mapping_layer(table, value, lambda key: override.origin, problems)
@@ -246,10 +254,15 @@ def _clash(key: KeyPath, other: KeyPath) -> bool:
     return key[:shared] == other[:shared]
 
 
-def _member(table: ShapedTable, key: KeyPath) -> Option | ShapedTable | None:
+def _at(table: ShapedTable, key: KeyPath) -> Option | ShapedTable | None:
     member: Option | ShapedTable | None = table
     for part in key:
         member = member.members.get(part) if isinstance(member, ShapedTable) else None
+    return member
+
+
+def _member(table: ShapedTable, key: KeyPath) -> Option | ShapedTable | None:
+    member = _at(table, key)
     if isinstance(member, ShapedTable) and member.shorthand:
         return member.members[member.shorthand]
     return member

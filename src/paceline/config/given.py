@@ -40,8 +40,25 @@ def settled(member: Option | ShapedTable, key: str, value: Any) -> object:
         return value
     given = _as_in_a_file(member, value)
     if not isinstance(given, str | bool | int | float | list | tuple | dict):
+        if member.kind == "text" and hasattr(given, "__getitem__"):
+            raise _named_by_text(key, given)
         raise wrong_type(member, key, given)
     return convert(member, key, given)
+
+
+def _named_by_text(key: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"{key} = {literal(value)} cannot be used",
+        f"it is {kind_of(value)}, and this table names its data by text",
+        "Task(data=...) takes a data set itself, and the data set its collate function: dataset.collate = pad; "
+        'or "module:factory" names what returns it',
+    )
+
+
+def reads_by_number(value: object) -> bool:
+    """Return whether an object gives items by their number. torch's Dataset alone has that method for none."""
+    reads = getattr(type(value), "__getitem__", None)
+    return reads is not None and getattr(reads, "__qualname__", "") != "Dataset.__getitem__"
 
 
 def _is_default(option: Option, value: object) -> bool:
@@ -112,7 +129,7 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
     fits = any(
         all(hasattr(value, name) for name in names.split())
         for names in member.objects
-        if not (names == "__len__ __getitem__" and isinstance(value, Mapping))
+        if not (names == "__len__ __getitem__" and (isinstance(value, Mapping) or _gives_in_turn(value)))
     )
     if fits and not isinstance(value, bytes | bytearray) and not is_class:
         return value
@@ -126,9 +143,9 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
             f"{key} = {literal(value)} cannot be used",
             "it makes batches by itself; a run makes them of single samples, in an order that follows from task.seed",
             f'its data set, loader.dataset, and task.global_batch = "{value.batch_size} samples"; '
-            "a collate function goes to DataSpec(collate=...)",
+            "its collate function becomes the data set's: dataset.collate = pad",
         )
-    if "__len__ __getitem__" in member.objects and hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+    if "__len__ __getitem__" in member.objects and _gives_in_turn(value):
         raise ConfigError(
             f"{key} = {literal(value)} cannot be used",
             f"it is {kind_of(value)}, which gives samples one after the other; the order of samples, a resume and "
@@ -146,6 +163,11 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
         also = []
     wanted = ", or ".join(dict.fromkeys([*also, *member.objects.values()]))
     raise ConfigError(f"{key} = {literal(value)} cannot be used", f"it is {kind_of(value)}", wanted)
+
+
+def _gives_in_turn(value: object) -> bool:
+    """Return whether an object gives what it holds in turn alone: torch's IterableDataset, a generator."""
+    return hasattr(value, "__iter__") and not reads_by_number(value) and not hasattr(value, "__getitems__")
 
 
 def _text_or_object(option: Option, key: str, value: object) -> object:

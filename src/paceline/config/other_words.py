@@ -98,10 +98,9 @@ _VERBS: dict[str, str] = {
         ("tune sweep search hpo grid optimize lrfind",
          "`paceline train SPEC --set task.optimizer.lr=1e-3 --run-dir runs/lr-1e-3` for each value, "
          "then paceline compare runs/lr-*"),
-        ("predict infer inference generate serve sample chat test",
+        ("predict infer inference generate serve sample chat",
          "paceline export RUN OUT: what loads that folder stands in docs/guide/predicting.md"),
-        ("eval evaluate",
-         "paceline train SPEC evaluates every run.evaluate_every; paceline report RUN shows what it found"),
+        ("eval test validate score", "paceline evaluate RUN, or paceline evaluate RUN SOURCE with a test set"),
         ("merge", "paceline export RUN OUT --merge"),
         ("watch monitor status top ui ls list runs", "paceline dash RUNS; in a terminal paceline logs RUN --follow"),
         ("tail follow log", "paceline logs RUN --follow"),
@@ -114,7 +113,7 @@ _VERBS: dict[str, str] = {
         ("convert", "paceline checkpoint convert PATH OUT"),
         ("inspect tokenize tokenise prepare", "paceline data inspect SOURCE, or paceline data prepare SOURCE OUT"),
         ("profile", "paceline trace RUN, of a job that runs"),
-        ("cost price estimate memory forecast validate lint", "paceline plan SPEC"),
+        ("cost price estimate memory forecast lint", "paceline plan SPEC"),
         ("prove", "paceline verify SPEC"),
         ("env info version devices", "paceline doctor"),
     )

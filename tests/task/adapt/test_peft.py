@@ -124,6 +124,38 @@ def test_peft_loads_what_paceline_writes_and_the_other_way_round(tmp_path: Path,
     torch.testing.assert_close(built(read).eval()(TOKENS), made(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
+DEEPSEEK = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "n_routed_experts": 4,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "qk_nope_head_dim": 8, "n_group": 1,
+    "qk_rope_head_dim": 8, "v_head_dim": 8, "topk_group": 1, "max_position_embeddings": 32, "pad_token_id": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dense_layers_beside_stacked_experts_keep_their_adapters_in_peft(tmp_path: Path, dropout: float) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    base = transformers.AutoModelForCausalLM.from_config(transformers.DeepseekV3Config(**DEEPSEEK))
+    base.save_pretrained(tmp_path / "base")
+    spec = dataclasses.replace(LORA, dropout=dropout)
+    model = ModelSpec(name=f"hf:{tmp_path / 'base'}")
+    ours: Any = build_model(model, 0, SEQ, seed=3, adaptation=Adaptation(spec, ())).eval()
+    write_adapters(Task(model=model, adapter=spec), "", ours.state_dict(), tmp_path / "out", is_decoder=False)
+    assert any("shared_experts.down_proj.lora_B" in name for name in load_file(tmp_path / "out" / FILE))
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(found, tmp_path / "out").eval()
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    assert (theirs(TOKENS).logits - base.eval()(TOKENS).logits).abs().max() > 1e-3
+    again = dataclasses.replace(spec, weights=str(tmp_path / "out"))
+    read: Any = build_model(model, 0, SEQ, seed=3, adaptation=Adaptation(again, ())).eval()
+    torch.testing.assert_close(read(TOKENS).logits, ours(TOKENS).logits, rtol=0.0, atol=0.0)
+    with pytest.raises(ConfigError, match="peft would drop the adapter of"):
+        turned = dataclasses.replace(spec, kind="dora")
+        write_adapters(Task(model=model, adapter=turned), "", ours.state_dict(), tmp_path / "no", is_decoder=False)
+
+
 def test_an_adapter_and_a_new_head_on_a_folder_go_to_peft(tmp_path: Path) -> None:
     """A classifier of a causal model's folder: its class, the head in modules_to_save, the folder as the base."""
     folder, spec = write_model(tmp_path / "m", "Llama"), AdapterSpec(kind="lora", rank=4, alpha=6.0, init="random")

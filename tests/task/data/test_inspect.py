@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.cli.main import main
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.inspect import inspect
+from paceline.task.data.prepare.inspect_images import inspect_images
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 
@@ -43,3 +45,52 @@ def test_what_is_said_of_documents_is_what_they_are(tmp_path: Path, kind: str) -
     counted = (labels.read(np.arange(labels.samples))["labels"] >= 0).float().mean()
     assert facts.packed == pytest.approx(1 - float(counted))
     assert len(found.samples) == 2 and all(set(text) == {"x"} for text in found.samples)
+
+
+def test_what_is_said_of_images_is_what_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    root = tmp_path / "pictures"
+    pixels = {}
+    for number in range(24):
+        split, label = ("train", "val")[number % 6 == 0], ("cat", "dog", "owl")[number % 3]
+        file = root / split / label / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels[file] = np.random.default_rng(number).integers(0, 256, (10 + number, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels[file]).save(file)
+    first, second = root / "train" / "cat" / "3.png", root / "val" / "cat" / "6.png"
+    second.write_bytes(first.read_bytes())  # a leak from one split into the other
+    (root / "train" / "dog" / "torn.png").write_bytes(first.read_bytes()[:200])
+    found = inspect_images(DataSpec(str(root), image_size=10), str(root), samples=2)
+    train, validation = found.splits["train"], found.splits["validation"]
+    assert train.classes == {"cat": 4, "dog": 9, "owl": 8} and validation.classes == {"cat": 4, "dog": 0, "owl": 0}
+    assert (train.images, train.looked_at, train.damaged) == (21, 21, 1)
+    assert train.duplicates == 0 and validation.duplicates == 1 / 4
+    heights = [each.shape[0] for file, each in pixels.items() if "train" in file.parts]
+    assert train.shorter_sides["least"] == min(heights) and train.shorter_sides["most"] == max(heights)
+    assert found.what == "25 images of 3 classes" and all(" -> " in each for each in found.samples)
+    assert any("torn.png cannot be decoded" in each for each in found.told)
+    assert any("validation has no image of dog, owl" in each for each in found.told)
+    read = open_sources(DataSpec(str(root), image_size=10, on_bad="skip"), 7)[0].read(np.arange(21))
+    whole = read["images"][read["labels"] >= 0]
+    assert train.mean == pytest.approx(whole.mean((0, 2, 3)).tolist(), abs=1e-5)
+    assert train.deviation == pytest.approx(
+        whole.permute(1, 0, 2, 3).flatten(1).std(1, correction=0).tolist(), abs=1e-5
+    )
+
+
+def test_images_are_inspected_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    for number in range(8):
+        (tmp_path / "in" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (number, 0, 0)).save(tmp_path / "in" / str(number % 2) / f"{number}.png")
+    source = str(tmp_path / "in")
+    assert main(["data", "inspect", source, "--samples", "1", "--set", "task.data.image_size=8"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 images of 2 classes" in shown and "squares of 8 pixels" in shown and "image 1" in shown
+    assert main(["data", "inspect", source, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert sum(each["images"] for each in told["splits"].values()) == 8 and told["image_size"] == 224

@@ -33,12 +33,13 @@ BILL = "paceline bill"
 ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
 ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
 DASH, COMPARED_RUNS = "paceline dash", "paceline compare"
-EXPORT = "paceline export"
+EXPORT, EVALUATE = "paceline export", "paceline evaluate"
 LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
 COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
 BACKTEST, LEFT_OUT = "paceline backtest", "paceline backtest --leave-one-source-out"
 PREPARE, SCORE = "paceline data prepare", "paceline data score"
 COPIES, INSPECT = "paceline data copies", "paceline data inspect"
+INSPECT_IMAGES = "paceline data inspect, of images"
 DOCTOR = "paceline doctor"
 BENCH = "paceline bench data"
 PROBE, FORGET = "paceline probe", "paceline probe --forget"
@@ -191,6 +192,19 @@ SHAPES: dict[str, dict[str, str]] = {
         "bytes": "their size",
         "skipped": "why newer checkpoints were not read",
     },
+    EVALUATE: {
+        "run_dir": "the run's directory",
+        "checkpoint": "the checkpoint that was read",
+        "step": "its step",
+        "source": "the data; empty of what the run held out",
+        "samples": "how many were read",
+        "of_samples": "how many there are",
+        "loss": "the mean loss of an item",
+        "weight": "how many items it is over",
+        "metrics": "by name",
+        "seconds": "what it took, without building the model",
+        "skipped": "why newer checkpoints were not read",
+    },
     LIST: {"checkpoints": "complete ones, the newest first", "skipped": "why others are none"},
     SHOW: {
         "listed": "path, step, bytes, ranks, layout",
@@ -258,6 +272,16 @@ SHAPES: dict[str, dict[str, str]] = {
         "samples": "some texts; of a table its first rows as the model sees them",
         "told": "what was seen in a table, the tokenizer's special tokens, and files that are not read",
         "card": "of prepared data, where they are from; of a table its columns and `labels`",
+    },
+    INSPECT_IMAGES: {
+        "source": "as it was named",
+        "what": "in words",
+        "image_size": "the side of the squares that are trained on",
+        "fingerprint": "of the images for training",
+        "splits": "of each part the number of its images, and by class; of those `looked_at` how many are `damaged`,"
+        " the share of `duplicates`, `shorter_sides` in pixels, `mean` and `deviation` of the colours",
+        "samples": "some images with their classes",
+        "told": "images that cannot be decoded, classes that a part lacks, and files that are not read",
     },
     DOCTOR: {"findings": "`what`, how it `is`, and what to do about it"},
     BENCH: {

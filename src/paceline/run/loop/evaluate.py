@@ -39,18 +39,19 @@ class EvaluationResult:
 
 
 def evaluate(
-    stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric] = ()
+    stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric] = (), keeps: bool = True
 ) -> EvaluationResult:
     """Return the mean loss per item and the metrics of `samples` held-out samples, always the same ones.
 
+    All of them are read first and kept, since some metrics have a second pass; not without `keeps`, for many samples.
     Raises DataError where none of them has an item that counts.
     """
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
     with evaluating(model), torch.no_grad():
         batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
-        loss_sum, weight, measured = measure(stepper, batches, metrics)
-    left_out = sum((left_out_of(source, each.ids) for each in batches if each.counts), Counter[str]())
+        loss_sum, weight, measured = measure(stepper, list(batches) if keeps else batches, metrics)
+    left_out = sum((left_out_of(source, ids) for ids in batches.counted_ids), Counter[str]())
     if weight <= 0:
         damaged, first = damage_of_all(world, stepper.plan.layout.reads_first(world.rank), left_out)
         if damaged:

@@ -316,9 +316,28 @@ def held_out_ids(source: Source, samples: int) -> np.ndarray:
     return sample_ids(HELD_OUT_SEED, np.arange(min(samples, source.samples), dtype=np.int64), source.samples)
 
 
-def held_out_batches(
-    source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
-) -> list[MicroBatch]:
+@dataclass(frozen=True)
+class HeldOutBatches(Sequence[MicroBatch]):
+    """A data rank's share of the evaluated samples: each micro-batch is read when it is taken."""
+
+    source: Source
+    device: torch.device
+    parts: Sequence[tuple[np.ndarray, int, bool]]  # ids, the place of the first one, whether they count
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, place: Any) -> Any:
+        ids, position, counts = self.parts[place]
+        return MicroBatch(to_device(self.source.read(ids, ids), self.device), ids, position, counts)
+
+    @property
+    def counted_ids(self) -> list[np.ndarray]:
+        """The ids of the samples of each micro-batch that counts."""
+        return [ids for ids, _, counts in self.parts if counts]
+
+
+def held_out_batches(source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device) -> HeldOutBatches:
     """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
     source = filled_for(source, device.type, plan.layout.tp, plan.precision)
@@ -326,10 +345,10 @@ def held_out_batches(
     together = min(plan.batch_samples, plan.micro_batch * degree)
     if plan.rows:  # no rank has more than its micro-batch of them
         together = max(1, min(plan.batch_samples, plan.micro_batch * plan.batch_samples // max(plan.rows)))
-    batches = []
+    parts = []
     for start in range(0, len(chosen), together):
         own = plan.rows_of(data_rank, min(together, len(chosen) - start))
         part = range(start + own.start, start + own.stop)
         ids = chosen[part.start : part.stop] if len(part) else chosen[:1]
-        batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))
-    return batches
+        parts.append((ids, part.start, len(part) > 0))
+    return HeldOutBatches(source, device, parts)

@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError, DataError
@@ -20,7 +21,9 @@ from paceline.task.data.protocol import Pair, Source
 from paceline.task.data.rows.mixed import difference_of
 from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import known_corpus, open_corpus
-from paceline.task.data.sources.manifest import Corpus
+from paceline.task.data.sources.manifest import TOKENIZER, Corpus
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.tokenizer import LEARNT
 
 LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far from the time-out of a collective
 
@@ -40,7 +43,8 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
 
     Raises ConfigError for one whose samples are not like the task's own.
     """
-    sets = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
+    opened = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
+    sets = {name: _in_classes_of(source, like) for name, source in opened.items()}
     for name, source in sets.items():
         if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
             raise ConfigError(
@@ -51,19 +55,31 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
     return sets
 
 
+def _in_classes_of(source: Source, like: Source) -> Source:
+    """Return a set's source with labels that count the task's classes, where it has some of them and no others."""
+    own, known = getattr(source, "classes", None), getattr(like, "classes", None)
+    if own and known and tuple(own) != tuple(known) and set(own) <= set(known) and hasattr(source, "counted_by"):
+        counted: Source = source.counted_by(known)
+        return counted
+    return source
+
+
 def _data_of(task: Task, each: HeldOutSetSpec) -> object:
     """Return what a further set is read from: an object as it is, all of a source that is read as the task's own is."""
     if not isinstance(each.source, str):
         return each.source
     data = task.data if isinstance(task.data, DataSpec) else DataSpec()
-    if data.tokenizer == "bpe":
-        raise ConfigError(
-            f"task.evaluate.sets '{each.name}' with task.data.tokenizer = 'bpe'",
-            "each text trains a tokenizer of its own, and their tokens are not the same",
-            "task.data.tokenizer = a tokenizer.json",
-        )
     first, include = data.parts()[0], each.include or data.include
+    if first.tokenizer == "bpe":  # which each text would learn anew
+        first = dataclasses.replace(first, tokenizer=f"{LEARNT}{Path(_corpus_of(first).folder) / TOKENIZER}")
     return dataclasses.replace(first, source=each.source, include=include, validation_fraction=0.0, mix=())
+
+
+def _corpus_of(data: DataSpec) -> Corpus:
+    """Return the tokens that the run's own text has become, which is in the cache by now."""
+    from paceline.task.data.sources.tables.store import open_table
+
+    return open_table(data).corpus if kind_of_source(data.source)[0] == "table" else open_corpus(data)
 
 
 def _open_part(data: DataSpec, seed: int, world: World) -> Pair:

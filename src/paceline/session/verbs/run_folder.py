@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.called import argument, checked_call
+from paceline.config.fields import HeldWord
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
-from paceline.session.verbs.weights import Exported, choose_checkpoint, export_run
+from paceline.session.verbs.weights import BEST, Exported, choose_checkpoint, export_run
+from paceline.spec.import_paths import DATA_SETS, METRICS
 from paceline.spec.journal.kinds import BY_KIND
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import Spec, spec_from_dict
@@ -20,8 +23,12 @@ from paceline.spec.load import Spec, spec_from_dict
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.session.evaluating import EvaluatedCheckpoint
+    from paceline.spec.task import Task
 
-STEP = argument("whole", optional=True, minimum=0)
+
+BEST_STEP = HeldWord(-1)  # what "best" is held as
+STEP = dataclasses.replace(argument("whole", optional=True, minimum=0), words={BEST: BEST_STEP})
 
 
 @dataclass(frozen=True)
@@ -56,27 +63,51 @@ class RunFolder:
         return build_report(self.dir)
 
     @checked_call(step=STEP)
-    def checkpoint(self, step: int | None = None) -> Path:
-        """Return the folder of the newest checkpoint that is sound in every byte, or of the one of a step.
+    def checkpoint(self, step: int | str | None = None) -> Path:
+        """Return the folder of the newest checkpoint that is sound in every byte, or of a step, or "best".
 
         Raises ConfigError where there is none, StorageError where none is sound.
         """
-        return choose_checkpoint(self.dir, step).path
+        return choose_checkpoint(self.dir, _asked(step)).path
 
     @checked_call(step=STEP)
-    def weights(self, step: int | None = None) -> Mapping[str, Tensor]:
+    def weights(self, step: int | str | None = None) -> Mapping[str, Tensor]:
         """Return the model's whole tensors by name, each built when it is asked for. Raises as `checkpoint`."""
         from paceline.checkpoint import WholeTensors
 
-        return WholeTensors(self.checkpoint(step))
+        return WholeTensors(choose_checkpoint(self.dir, _asked(step)).path)
 
     @checked_call(out=argument("text"), step=STEP, merge=argument("flag"))
-    def export(self, out: str | Path, step: int | None = None, *, merge: bool = False) -> Exported:
+    def export(self, out: str | Path, step: int | str | None = None, *, merge: bool = False) -> Exported:
         """Write the weights as safetensors into the folder `out`, as `paceline export` does. Raises as `checkpoint`.
 
         Of a run with adapters these alone are written, or with `merge` whole weights with the adapters added to them.
         """
-        return export_run(self.dir, Path(out), step, merge=merge)
+        return export_run(self.dir, Path(out), _asked(step), merge=merge)
+
+    @checked_call(
+        source=argument("text", objects=DATA_SETS),
+        step=STEP,
+        samples=argument("whole", optional=True, minimum=1),
+        metrics=argument("texts", objects=METRICS),
+        task=argument("object", optional=True, objects={"global_batch": "a paceline.Task"}),
+    )
+    def evaluate(
+        self,
+        source: object = "",
+        step: int | str | None = None,
+        samples: int | None = None,
+        metrics: Sequence[object] = (),
+        task: Task | None = None,
+    ) -> EvaluatedCheckpoint:
+        """Return the mean loss and the metrics on what the run held out, or on a source, as `paceline evaluate` does.
+
+        `task` is needed where a model or data were given as objects: a checkpoint does not have those. Raises as
+        `checkpoint`, and the errors of reading the data.
+        """
+        from paceline.session.evaluating import evaluate_run
+
+        return evaluate_run(self.dir, source, _asked(step), samples, metrics, task)
 
 
 def open_run(run_dir: Path) -> RunFolder:
@@ -84,6 +115,10 @@ def open_run(run_dir: Path) -> RunFolder:
     if not (run_dir / "journal").is_dir():
         raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
     return RunFolder(run_dir)
+
+
+def _asked(step: int | str | None) -> int | str | None:
+    return BEST if step is BEST_STEP else step
 
 
 def _runs_near(run_dir: Path) -> str:

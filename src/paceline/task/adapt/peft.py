@@ -7,6 +7,9 @@
 | `...q_proj.lora_magnitude_vector` | the same [out]                                               |
 | another trained parameter         | `base_model.model.NAME`, its module in `modules_to_save`     |
 
+Beside stacked experts peft takes layers of some names for the experts of old, one by one, and drops their adapters:
+there those layers are named in `target_parameters`, by their weights.
+
 The second `model.` is that of transformers' causal models; a module of the user's own has the names that it has.
 """
 
@@ -32,10 +35,12 @@ from paceline.task.models.init import Corner, fill, named_parameters
 FOLDER_PREFIX = "base_model.model."
 CLASSIFIES, CAUSAL = "SEQ_CLS", "CAUSAL_LM"  # peft's task types of a classifier of texts, and of a causal model
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+# Names of layers that peft takes for experts' where experts are stacked (utils/transformers_weight_conversion.py).
+LIKE_EXPERTS = ("gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3")
 # What peft knows and an adapter here has not, with what it must be to say nothing.
 OFF: tuple[object, ...] = (None, False, {}, [])
 UNKNOWN: dict[str, tuple[object, ...]] = {"bias": ("none",)} | dict.fromkeys(
-    ("rank_pattern", "alpha_pattern", "target_parameters", "layer_replication", "lora_bias",
+    ("rank_pattern", "alpha_pattern", "layer_replication", "lora_bias",
      "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
 )  # fmt: skip
 
@@ -47,18 +52,35 @@ def file_name(name: str, *, is_decoder: bool) -> str:
 
 
 def adapter_config(
-    spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str, is_turned: bool = False
+    spec: AdapterSpec,
+    targets: list[str],
+    saved: list[str],
+    base: str,
+    kind: str,
+    is_turned: bool = False,
+    stacks_experts: bool = False,
 ) -> dict[str, object]:
     """Return the content of adapter_config.json for adapters beside these modules, in the names of the file.
 
-    `kind` is peft's task type: which of its classes loads the adapter; `is_turned` says that weights lie as [in, out].
+    `kind` is peft's task type: which of its classes loads the adapter; `is_turned` says that weights lie as [in, out],
+    `stacks_experts` that the model's experts are stacked. Raises ConfigError for adapters that peft would drop.
     """
-    return {
+    by_weight = [name for name in targets if stacks_experts and name.rpartition(".")[2] in LIKE_EXPERTS]
+    if by_weight and spec.kind == "dora":
+        raise ConfigError(
+            f"peft would drop the adapter of {by_weight[0]}",
+            f"it takes {len(by_weight)} of these layers for experts, which are stacked, and has no DoRA for those",
+            "--merge, which writes whole weights; or task.adapter.targets without them",
+        )
+    config: dict[str, object] = {
         "peft_type": "LORA", "task_type": kind or None, "base_model_name_or_path": base or None,
-        "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha, "lora_dropout": spec.dropout,
-        "target_modules": targets, "modules_to_save": saved or None, "use_rslora": spec.kind == "rslora",
-        "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": is_turned, "init_lora_weights": True,
+        "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha,
+        "lora_dropout": 0.0 if by_weight else spec.dropout,  # of a weight by itself peft has none
+        "target_modules": [name for name in targets if name not in by_weight], "modules_to_save": saved or None,
+        "use_rslora": spec.kind == "rslora", "use_dora": spec.kind == "dora", "bias": "none",
+        "fan_in_fan_out": is_turned, "init_lora_weights": True,
     }  # fmt: skip
+    return config | ({"target_parameters": [f"{name}.weight" for name in by_weight]} if by_weight else {})
 
 
 def write_adapter(
@@ -93,7 +115,8 @@ def write_adapter(
     says_tokens = is_decoder or architecture.endswith(OF_TOKENS) or any("lm_head" in name for name in tensors)
     kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else CAUSAL if says_tokens else ""
     named = ([theirs(name) for name in targets], [theirs(name) for name in modules])
-    config = adapter_config(spec, *named, base, kind, is_turned)
+    stacks = any(".experts." in f".{name}" and tensor.dim() == 3 for name, tensor in tensors.items())
+    config = adapter_config(spec, *named, base, kind, is_turned, stacks)
     try:
         make_folder(folder)
         save_file(held, folder / (FILE + ".part"), metadata={"format": "pt"})
@@ -151,6 +174,9 @@ def _check_config(folder: Path, spec: AdapterSpec, is_turned: bool) -> None:
     wrong += [
         f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
     ]
+    by_weight = told.get("target_parameters") or []
+    if any(name.rpartition(".")[2] != "weight" for name in by_weight):  # of stacked experts
+        wrong.append(f"target_parameters = {by_weight} is not known here")
     if wrong:
         raise ConfigError(
             f"the adapter in {folder} is another than task.adapter", "; ".join(wrong),

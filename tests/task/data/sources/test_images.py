@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from paceline.errors import DataError
-from paceline.spec.task import DataSpec
+from paceline.run.loop.sources import open_sets
+from paceline.run.process.world import World
+from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec, HeldOutSetSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.source import Source, open_sources
 
@@ -105,3 +108,16 @@ def test_images_without_a_class_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.tar").write_bytes(b"nothing of the kind" * 100)
     with pytest.raises(DataError, match="is not a tar file"):
         open_sources(DataSpec(str(tmp_path / "t.tar")), 7)
+
+
+def test_a_set_of_some_of_the_classes_counts_them_as_the_task_does(tmp_path: Path) -> None:
+    write_images(tmp_path / "all")
+    (task, _) = open_sources(DataSpec(f"images:{tmp_path / 'all'}", image_size=8, validation_fraction=0.0), 7)
+    last = sorted(path.name for path in (tmp_path / "all").iterdir())[-1]
+    (tmp_path / "some").mkdir()
+    (tmp_path / "all" / last).rename(tmp_path / "some" / last)
+    sets = (HeldOutSetSpec("some", f"images:{tmp_path / 'some'}"),)
+    spec = Task(data=DataSpec("images:x", image_size=8), evaluate=EvaluateSpec(sets=sets))
+    some = open_sets(spec, World(0, 1, 0, torch.device("cpu")), task)["some"]
+    labels = some.read(np.arange(some.samples))["labels"]
+    assert labels.unique().tolist() == [task.classes.index(last)] == [len(task.classes) - 1]  # type: ignore[attr-defined]

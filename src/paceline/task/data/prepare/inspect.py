@@ -83,8 +83,8 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
         digest = corpus.key
     else:
         raise ConfigError(
-            f"'{data.source}' is no text", "data inspect looks at tokens and their documents",
-            "name text, token shards, or Megatron's files",
+            f"'{data.source}' is no text", "data inspect looks at texts, tables, tokens and images",
+            "name a file or a folder of these; `paceline plan` says what else the data are",
         )  # fmt: skip
     splits = {split.name: _split_facts(split, data.seq_len) for split in (train, validation)}
     texts = [] if tokenizer is None else _sample_texts(train, tokenizer, samples)

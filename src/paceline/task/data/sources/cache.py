@@ -37,7 +37,7 @@ from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
-from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from paceline.task.data.sources.tokenizer import LEARNT, ByteTokenizer, Tokenizer, is_own, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS, TokenWriter
 from paceline.units import format_count
 
@@ -184,7 +184,8 @@ def tokenizer_identity(data: DataSpec) -> str:
     if data.tokenizer == "bytes":
         return ByteTokenizer.identity
     if data.tokenizer != "bpe":
-        return load_tokenizer(data.tokenizer).identity
+        own = LEARNT if is_own(data.tokenizer) else ""  # a labelled text ends otherwise
+        return own + load_tokenizer(data.tokenizer).identity
     try:
         from importlib.metadata import version
 
@@ -196,7 +197,7 @@ def tokenizer_identity(data: DataSpec) -> str:
 def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
-    path = Path(data.tokenizer).expanduser()
+    path = Path(data.tokenizer.removeprefix(LEARNT)).expanduser()
     path = path / TOKENIZER if path.is_dir() else path
     if data.tokenizer not in ("bytes", "bpe") and path.is_file():
         tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]

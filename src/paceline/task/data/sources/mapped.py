@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
+from paceline.config.given import reads_by_number
 from paceline.errors import DataError, suggestion
 from paceline.task.data.order.permutation import keyed
 from paceline.task.data.undrawn import UndrawnGenerators
@@ -44,11 +45,14 @@ class MapSource:
         """Wrap `dataset`. Raises DataError where it is no map-style data set, is empty, or fails."""
         reads = "__getitem__" if not hasattr(dataset, "__getitems__") else "__getitems__"
         missing = [name for name in ("__len__", reads) if not hasattr(dataset, name)]
+        if reads == "__getitem__" and reads not in missing and not reads_by_number(dataset):
+            missing.append(reads)  # torch's IterableDataset has one that raises
         if missing:
             raise DataError(
                 f"{type(dataset).__name__} is not a map-style data set",
                 f"it has no {' and no '.join(missing)}; the order of samples needs to reach any of them by its number",
-                "give it both, or write it as text, JSONL or Parquet",
+                "give it both: list(...) of what it gives in turn, where that fits into memory; or write it as text, "
+                "JSONL or Parquet",
             )
         try:
             self.samples = len(dataset)
@@ -178,8 +182,8 @@ class MapSource:
             raise DataError(
                 f"samples of {type(self.dataset).__name__} do not make a batch",
                 f"{type(error).__name__}: {error}",
-                "return tensors or numbers of one shape, in dicts or tuples of one form, or give a task.data.collate "
-                "that makes a batch of samples of any shape",
+                "return tensors or numbers of one shape, in dicts or tuples of one form; of samples of any shape a "
+                "function collate(samples) makes a batch: dataset.collate = pad in Python, task.data.collate in a file",
             ) from error
 
     def _collate_as_asked(self, collate: Collate, rows: list[object], ids: list[int]) -> object:

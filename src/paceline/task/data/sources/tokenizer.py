@@ -17,6 +17,7 @@ from paceline.spec.model_folder import TOKENIZER
 Tokens = npt.NDArray[Any]  # one dimension of unsigned integers
 
 OWN = ("bytes", "bpe")  # of Paceline: `task.data.tokenizer` names these, or the file of another one
+LEARNT = "learnt:"  # before the path of a tokenizer.json that "bpe" has learnt from other texts; no spec has it
 BYTES_END = 256
 BPE_END = "<|endoftext|>"
 BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, and training takes 5 MB/s
@@ -162,9 +163,14 @@ def train_bpe(texts: Iterable[bytes], vocab: int) -> FileTokenizer:
     return FileTokenizer(tokenizer.to_str(), "bpe")
 
 
+def is_own(tokenizer: str) -> bool:
+    """Return whether `task.data.tokenizer` is one of Paceline's: each text then ends with the end-of-document token."""
+    return tokenizer in OWN or tokenizer.startswith(LEARNT)
+
+
 def load_tokenizer(path: str) -> FileTokenizer:
     """Return the tokenizer of a tokenizer.json, or of a folder that holds one. Raises DataError where it cannot."""
-    file = Path(path).expanduser()
+    file = Path(path.removeprefix(LEARNT)).expanduser()
     file = file / TOKENIZER if file.is_dir() else file
     try:
         text = file.read_text(encoding="utf-8")
@@ -178,7 +184,7 @@ def load_tokenizer(path: str) -> FileTokenizer:
         raise DataError(
             f"tokenizer '{path}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
-    return FileTokenizer(text, file.name)
+    return FileTokenizer(text, "bpe" if path.startswith(LEARNT) else file.name)
 
 
 def special_text(tokenizer: Tokenizer) -> str:

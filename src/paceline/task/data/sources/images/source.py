@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import threading
@@ -101,6 +102,13 @@ class ImageSource:
         """What all that `finish` does follows from."""
         return self.look.size, self.look.normalise
 
+    def counted_by(self, classes: Sequence[str]) -> ImageSource:
+        """Return the same images, whose labels count these classes: the images' own are some of them."""
+        places = [classes.index(each) for each in self.classes]
+        entries = tuple(dataclasses.replace(each, label=places[each.label]) for each in self.listing.entries)
+        listing = dataclasses.replace(self.listing, entries=entries, classes=tuple(classes))
+        return ImageSource(listing, self.chosen, self.look, self.storage, self.squares)
+
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch; without positions nothing is drawn. Raises DataError for an image that is damaged."""
         return self.finish(self.read_unfinished(ids, positions))
@@ -151,6 +159,11 @@ class ImageSource:
             table = self._tables[pixels.device] = table_of(self.look.normalise).to(pixels.device)
         images = finish_images(pixels, batch.get("choices"), table, self.look.size)
         return {"images": images, "labels": batch["labels"]}
+
+    def content_of(self, sample: int) -> bytes:
+        """Return the bytes of an image's file. Raises DataError where it cannot be read."""
+        entry = self.listing.entries[int(self.chosen[sample])]
+        return self._file(entry.file).read(entry.start, entry.start + entry.size).tobytes()
 
     def expect(self, ids: npt.NDArray[np.int64]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""

@@ -19,7 +19,7 @@ from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.columns import TableColumns
 from paceline.task.data.sources.tables.messages import A_TEXT, LEARNT_ROLE, LEAVE_OUT, messages_of, turn_messages
-from paceline.task.data.sources.tokenizer import Tokenizer, Tokens
+from paceline.task.data.sources.tokenizer import Tokenizer, Tokens, is_own
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -118,7 +118,7 @@ TEMPLATES: dict[str, Template] = {"plain": plain, "chatml": chatml, "llama3": ll
 
 def own_template(tokenizer: str) -> str:
     """Return the chat template that lies in a tokenizer's folder, "" where there is none."""
-    if tokenizer in ("bytes", "bpe"):
+    if is_own(tokenizer):
         return ""
     path = Path(tokenizer).expanduser()
     folder = path if path.is_dir() else path.parent

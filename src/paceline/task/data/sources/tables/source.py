@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -101,6 +102,22 @@ class LabelledSource(TableSource):
 
     def _beyond(self) -> int:
         return 0 if self.table.keeps_end else 1
+
+    def counted_by(self, classes: Sequence[str]) -> LabelledSource:
+        """Return the same rows, whose labels count these classes: the rows' own are some of them."""
+        places = np.array([classes.index(each) for each in self.classes])
+        found = self._but()
+        if self.labels.ndim == 1:
+            labels = places[self.labels]
+        else:
+            labels = np.zeros((len(self.labels), len(classes)), dtype=self.labels.dtype)
+            labels[:, places] = self.labels
+        found.labels, found.classes = labels, tuple(classes)
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        made = LabelledSource(self.table, self.split, self.seq_len)
+        return super().__reduce__() if made.classes == self.classes else (made.counted_by, (self.classes,))
 
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch. Positions do not matter."""

@@ -24,10 +24,10 @@ from paceline.task.data.sources.tables.chat import encode_segments
 from paceline.task.data.sources.tables.labels import Labels, encode_label, places_of
 from paceline.task.data.sources.tables.survey import TableRow, TableSurvey
 from paceline.task.data.sources.tokenizer import (
-    OWN,
     ByteTokenizer,
     FileTokenizer,
     Tokenizer,
+    is_own,
     load_tokenizer,
     special_text,
     train_bpe,
@@ -65,7 +65,7 @@ def write_table(data: DataSpec, listing: CorpusFiles, survey: TableSurvey, key: 
     """Tokenise all rows into `folder`; the manifest comes last. Raises DataError where they changed meanwhile."""
     tokenizer = _tokenizer(data, survey)
     labels, suffix = survey.labels, LABELS if survey.labels else COUNTED
-    maker = RowTokens(tokenizer, labels is not None, own=data.tokenizer in OWN)
+    maker = RowTokens(tokenizer, labels is not None, own=is_own(data.tokenizer))
     places = places_of(labels, survey.names) if labels else {}
     digest = hashlib.blake2b(digest_size=16)
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
