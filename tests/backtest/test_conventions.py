@@ -130,6 +130,13 @@ def test_deepspeed_gathers_by_matrix_and_a_third_time_what_may_not_stay_live() -
     assert fsdp[0] == fsdp[1], "FSDP2 computes again on what its backward pass has gathered"
 
 
+def test_deepspeeds_own_engine_reduces_in_the_dtype_that_it_trains_in() -> None:
+    row = {"program": "deepspeed", "zero_stage": "2"}  # four micro-batches a step
+    case = case_of(**row)
+    (reduced, _) = reduce_collectives(sheet_of(software_of(case), **row))
+    assert float(reduced.buffer_bytes[0]) == pytest.approx(4 * 2 * case.profile.parameters)
+
+
 def test_buckets_of_the_distributed_optimizer_grow_with_the_ranks() -> None:
     for ranks, expected in ((8, 169), (64, 106)):  # 6.74e9 parameters in buckets of 40 and of 64 million
         sheet = sheet_of(MEGATRON, zero_stage="1", n_devices=ranks, dp=ranks, global_batch=2 * ranks)

@@ -50,9 +50,9 @@ FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
 # FlashAttention of before its second version (Dao 2023, arXiv:2307.08691).
 FIRST_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?1\b")
 SECOND_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?2\b|\bflash2\b")
-# A sentence of a row's notes that names what of a weight's state is kept in 16 bits and nowhere wider.
+# A sentence of a row's notes that names what an optimizer keeps in 16 bits, and weights where no wider ones are kept.
 NARROW_STATE = re.compile(
-    r"(?:^|; )((?:\b(?:weights|moments|optimizer|states?|and)\b[ ,]*)+)(?:rest |are )?in (?:bf16|fp16|16 bits)"
+    r"(?:^|; )((?:weights,? and )?(?:moments|(?:optimizer )?states?)) (?:rest |are )?in (?:bf16|fp16|16 bits)\b"
 )
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
