@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backtest_examples import case_of
 
-from paceline.backtest.anchor import TRUST, anchor_factor, anchor_smallest, anchored_seconds
+from paceline.backtest.anchor import ROWS, anchor_factor, anchor_smallest, anchored_seconds, trust
 from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases, software_of
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
@@ -438,20 +438,25 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
     """Return a row of a series with the two terms of its forecast."""
     case = case_of(measured_step_s=measured, n_devices=devices, dp=devices, global_batch=64)
     terms = (TermSeconds("products", "products", computes), TermSeconds("tensor", "collectives", waits))
-    total = computes + waits
-    return Scored(case, Priced(case.plans[0], Interval(total, total, total, total, total), 0.0, True, terms))
+    total, sure = computes + waits, math.exp(0.2 * Z80)  # a deviation of 0.2
+    interval = Interval(total, total / sure, total * sure, total / sure**2, total * sure**2)
+    return Scored(case, Priced(case.plans[0], interval, 0.0, True, terms))
 
 
 def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
     rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
-    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** TRUST)
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) **0.8)
     assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
     (series,) = anchor_smallest(rows[::-1]).series
-    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**TRUST))
-    found = [computes * 1.25**TRUST + 2.0 for computes in (4.0, 2.0)]
+    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**0.8))
+    found = [computes * 1.25**0.8 + 2.0 for computes in (4.0, 2.0)]
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
+    unsure = replace(rows[0].priced.step_seconds, high_80=10.0 * math.exp(0.36))
+    of_an_unknown_chip = replace(rows[0], priced=replace(rows[0].priced, step_seconds=unsure))
+    assert trust(of_an_unknown_chip) == pytest.approx((0.36 / Z80) ** 2 / ((0.36 / Z80) ** 2 + ROWS**2))
+    assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.88
     waits_most = anchored_row(8, 12.0, 2.0, 8.0)
-    assert anchor_factor(waits_most) == pytest.approx(1.2**TRUST), "of what mostly waits, the whole step"
+    assert anchor_factor(waits_most) == pytest.approx(1.2**0.8), "of what mostly waits, the whole step"
 
 
 @pytest.mark.parametrize("program", ["pytorch-fsdp1", "pytorch-fsdp2", "olmo", "lingua", "torchtune"])
