@@ -24,6 +24,7 @@ from paceline.plan.cost.collectives import (
     stream_collectives,
 )
 from paceline.plan.cost.constants import FittedOn, read_constants
+from paceline.plan.cost.intervals import waiting_parts
 from paceline.plan.cost.programs.known import (
     DEEPSPEED,
     EAGER_LOGITS,
@@ -407,6 +408,11 @@ def test_logits_of_maxtext_are_kept_in_bf16() -> None:
     changes |= {"micro_batch": 6, "global_batch": 48, "recompute": "", "zero_stage": "fsdp", "measured_step_s": 6.3}
     (found,) = price_cases([case_of(**changes, notes="activations are offloaded to host memory")])
     assert isinstance(found, Priced) and found.fits
+
+
+def test_what_data_axes_wait_for_is_waited_for_as_other_links_are() -> None:
+    parts = waiting_parts([("products", 7.0), ("sync", 1.5), ("sends", 0.5), ("host", 1.0)])
+    assert parts == pytest.approx((0.2, 0.1))
 
 
 def test_intervals_widen_with_what_no_table_had() -> None:
