@@ -99,8 +99,8 @@ of these very rows, is off by {null:.1%}.
 
 On H100 forecasts held: Llama 3 8B under Accelerate and 70B under NeMo Automodel within 3 %, torchtitan's 1.8B, 8B and
 70B by 6 % in the mean. So did models that no table here has: ViT of 5 M to 632 M by 10 %, BERT on 13 chips by 12 %.
-What missed were V100s and what rows say of themselves, and these were mended, each by a document. A V100 was taken to
-sustain 0.87 of its peak, as its power allows; its best product is 0.66 (Markidis et al. 2018). A GPT under a program
+What missed were V100s and what rows say of themselves, and these were mended, each by a document. A V100 SXM2 was taken
+to sustain 0.87 of its peak, as its power allows; its best product is 0.66 (Markidis et al. 2018). A GPT under a program
 that nobody knows was taken to have fused attention there, which FlashAttention never had; and a V100 of 16 GB was priced
 as one of 32. A row that names the first FlashAttention was priced by the second, and weights and moments that rest in
 16 bits as if they were in fp32. What DeepSpeed's own engine reduces is in the dtype that it trains in, by its code.
