@@ -101,16 +101,16 @@ On H100 forecasts held: Llama 3 8B under Accelerate and 70B under NeMo Automodel
 70B by 6 % in the mean. So did models that no table here has: ViT of 5 M to 632 M by 10 %, BERT on 13 chips by 12 %.
 What missed were V100s and what rows say of themselves, and these were mended, each by a document. A V100 SXM2 was taken
 to sustain 0.87 of its peak, as its power allows; its best product is 0.66 (Markidis et al. 2018). A GPT under a program
-that nobody knows was taken to have fused attention there, which FlashAttention never had; and a V100 of 16 GB was priced
-as one of 32. A row that names the first FlashAttention was priced by the second, and weights and moments that rest in
-16 bits as if they were in fp32. What DeepSpeed's own engine reduces is in the dtype that it trains in, by its code.
+that nobody knows was taken to have fused attention there, which FlashAttention never had; and a V100 of 16 GB was
+priced as one of 32. A row that names the first FlashAttention was priced by the second, and weights and moments that
+rest in 16 bits as if they were in fp32. What DeepSpeed's own engine reduces is in the dtype that it trains in, by its code.
 Intervals were too narrow where data axes are waited for, which is counted now as other links are. Since then the rows
 are off by {now:.1%}, intervals hold {now_held:.0%}, and {now_refused} are called too large.
 
 What is left: ZeRO-3 of May 2021 took twice what is forecast, as in SC21's table; 405B over tp of 4, whose batch is not
 stated, comes out 31 to 48 % long; copies of a BERT on rented V100 and A100 took 1.3 to 1.6 times as long on several as
-on one, which no column explains; GPT-2 under DeepSpeed of 2020 and NeMo's and Primus' 7B with two stages in micro-batches
-of one sequence took 1.4 to 2.2 times what is forecast. Tried and not kept: separate kernels for programs that nobody
+on one, which no column explains; GPT-2 under DeepSpeed of 2020 and NeMo's and Primus' 7B with two stages in
+micro-batches of one sequence took 1.4 to 2.2 times what is forecast. Tried and not kept: separate kernels for programs that nobody
 knows (all rounds 14.3 to 15.4 %), reductions of Megatron-LM that overlap nothing, as they do unless asked to (14.3 to
 14.4), and gathers of DeepSpeed's ZeRO-3 that overlap, as they do unless asked not to (14.2 to 14.4).
 """

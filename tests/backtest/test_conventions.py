@@ -451,7 +451,7 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
 
 def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
     rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
-    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) **0.8)
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** 0.8)
     assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
     (series,) = anchor_smallest(rows[::-1]).series
     assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**0.8))

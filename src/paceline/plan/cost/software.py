@@ -49,7 +49,7 @@ class Software:
     # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
     # attention to their own, and whether the gradients of these go around beside the attention of the next ones.
     rings_repeated: bool = False
-    weight_bytes: int = 0  # of a weight that is updated where no wider one is kept, and of its gradient; 0: as the state
+    weight_bytes: int = 0  # of an updated weight that no wider one stands beside, and of its gradient; 0: as the state
     moment_bytes: int = 0  # of a value that an optimizer keeps for a weight; 0: as the state
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed

@@ -123,9 +123,9 @@ MEGATRON_DEEPSPEED = replace(
     interleaves=False,
     logit_share=CLONED_LOGITS,
 )
-# ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in (`communication_data_type`
-# of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module as it is: kernels of
-# Megatron-LM's layers come with Megatron-DeepSpeed alone.
+# ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in
+# (`communication_data_type` of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module
+# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
 DEEPSPEED = replace(
     MEGATRON_DEEPSPEED,
     name="DeepSpeed",

@@ -284,7 +284,8 @@ def optimizer_component(sheet: Sheet) -> Component:
             both = f"({values:g} updated / update rate + 3 clipped / memory bandwidth)"
             return f"{local[i]:,.0f} parameters x {size} B x {both}"
         clipped = f"{local[i]:,.0f} parameters x {size} B x 3 clipped / memory bandwidth"
-        return f"{updated[i]:,.0f} parameters x {size} B x {values:g} updated, on every device / update rate + {clipped}"
+        each = f"{size} B x {values:g} updated, on every device"
+        return f"{updated[i]:,.0f} parameters x {each} / update rate + {clipped}"
 
     return Component(
         "optimizer",
