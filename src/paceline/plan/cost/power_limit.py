@@ -26,8 +26,8 @@ REFERENCES = {"ampere": 312e12 / 400, "hopper": 989.4e12 / 700, "blackwell": 225
 
 # The part of its printed rate that the best product of an A100 SXM reaches, whose power does not limit it: no device
 # whose own best product nobody measured is taken to sustain more. 271.2 of 312 TFLOP/s (stas00/ml-engineering,
-# compute/accelerator/README.md, read 2026-11-27). Until that day it was the share of the best generation, 0.77, which whole steps of GeForce cards
-# exceed: 0.79 of an RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
+# compute/accelerator/README.md, read 2026-11-27). Until that day it was the share of the best generation, 0.77, which
+# whole steps of GeForce cards exceed: 0.79 of an RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
 LARGEST = 271.2 / 312
 
 
