@@ -60,7 +60,7 @@ look at what these very tables miss, each by the code of the program that ran, s
 blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the watts.
 """
 
-# Said of accuracy/rounds/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
+# Said of rounds/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
 FIRST_ROUND = """
 ### The first round
 
@@ -84,7 +84,7 @@ DeepSeek's shape come out 30 to 50 % long, mostly by the all-to-all, of which th
 
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_7.csv, written down and committed on 2026-11-28 before it was scored.
+# Said of rounds/blind_rows_7.csv, written down and committed on 2026-11-28 before it was scored.
 SEVENTH_ROUND = """
 ## Rows that were written down before any was scored
 
@@ -116,7 +116,7 @@ that nobody knows (all rounds 14.3 to 15.4 %), reductions of Megatron-LM that ov
 to (14.3 to 14.4), and gathers of DeepSpeed's ZeRO-3 that overlap, as they do unless asked not to (14.2 to 14.4).
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_6.csv, written down from memory on 2026-11-28 and committed, then scored.
+# Said of rounds/blind_rows_6.csv, written down from memory on 2026-11-28 and committed, then scored.
 SIXTH_ROUND = """
 ### The sixth round
 
@@ -142,7 +142,7 @@ down wrongly (PaLM's feed-forward has three matrices, nanochat's two) and were s
 {now:.1%}, intervals hold {now_held:.0%}, and {now_refused} are called too large.
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_5.csv, written down and committed on 2026-11-27 before it was scored.
+# Said of rounds/blind_rows_5.csv, written down and committed on 2026-11-27 before it was scored.
 FIFTH_ROUND = """
 ### The fifth round
 
@@ -169,7 +169,7 @@ five rounds held 90 % of the dense rows and 68 % of theirs. Since then the rows 
 {now_held:.0%}, and {now_refused} are called too large.
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_4.csv, written down, committed and forecast on 2026-11-27, then scored.
+# Said of rounds/blind_rows_4.csv, written down, committed and forecast on 2026-11-27, then scored.
 FOURTH_ROUND = """
 ### The fourth round
 
@@ -192,7 +192,7 @@ experts are padded to the fullest, which a router that has not learnt yet makes 
 tells that; NeMo's 8B on B200 comes out 14 to 29 % long, as other dense models there do.
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_3.csv, written down and committed on 2026-11-25 before it was scored.
+# Said of rounds/blind_rows_3.csv, written down and committed on 2026-11-25 before it was scored.
 THIRD_ROUND = """
 ### The third round
 
@@ -211,7 +211,7 @@ PaddleNLP, of which no convention is known, comes out 16 and 23 % short; a 7B of
 the one mixture, Mixtral with every expert split by tp over eight, 39 % short.
 """
 
-# Said of docs/scripts/accuracy/rounds/blind_rows_2.csv.
+# Said of rounds/blind_rows_2.csv.
 SECOND_ROUND = """
 ### The second round
 
