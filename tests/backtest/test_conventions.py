@@ -444,7 +444,8 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
     """Return a row of a series with the two terms of its forecast."""
     case = case_of(measured_step_s=measured, n_devices=devices, dp=devices, global_batch=64)
     terms = (TermSeconds("products", "products", computes), TermSeconds("tensor", "collectives", waits))
-    total, sure = computes + waits, math.exp(0.2 * Z80)  # a deviation of 0.2
+    total = computes + waits
+    sure = math.exp(math.hypot(0.2 * Z80, 0.3 * waits / total))  # a deviation of 0.2 beside what it waits for
     interval = Interval(total, total / sure, total * sure, total / sure**2, total * sure**2)
     return Scored(case, Priced(case.plans[0], interval, 0.0, True, terms))
 
@@ -459,10 +460,12 @@ def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for()
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
     unsure = replace(rows[0].priced.step_seconds, high_80=10.0 * math.exp(0.36))
     of_an_unknown_chip = replace(rows[0], priced=replace(rows[0].priced, step_seconds=unsure))
-    assert trust(of_an_unknown_chip) == pytest.approx((0.36 / Z80) ** 2 / ((0.36 / Z80) ** 2 + ROWS**2))
+    computing = (0.36**2 - (0.3 * 0.2) ** 2) / Z80**2  # a fifth of it waits for links, which are 30 % unsure
+    assert trust(of_an_unknown_chip) == pytest.approx(computing / (computing + ROWS**2))
     assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.88
-    waits_most = anchored_row(8, 12.0, 2.0, 8.0)
-    assert anchor_factor(waits_most) == pytest.approx(1.2**0.8), "of what mostly waits, the whole step"
+    waits_most, whole = anchored_row(8, 12.0, 2.0, 8.0), 0.2**2 + (0.3 * 0.8 / Z80) ** 2
+    trusted = 1.2 ** (whole / (whole + ROWS**2))
+    assert anchor_factor(waits_most) == pytest.approx(trusted), "of what mostly waits, the whole step"
 
 
 @pytest.mark.parametrize("program", ["pytorch-fsdp1", "pytorch-fsdp2", "olmo", "lingua", "torchtune"])
