@@ -309,7 +309,7 @@ def masked(profile: ModelProfile, share: float) -> ModelProfile:
 
 def bert_lines() -> Iterator[str]:
     """Yield BERT-Large on 1,024 V100."""
-    cluster = cluster_of("v100-sxm2", 1024, 16)
+    cluster = cluster_of("v100-sxm3", 1024, 16)
     rows, total = [], Estimate(0.0, 0.0, 0.0, "published")
     for seq_len, batch, steps in ((128, 65536, 7038), (512, 32768, 1563)):
         profile = masked(replace(BERT_LARGE, seq_len=seq_len).profile(), PREDICTED[seq_len] / seq_len)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backtest_examples import case_of
 
-from paceline.backtest.anchor import TRUST, anchor_factor, anchor_smallest, anchored_seconds
+from paceline.backtest.anchor import ROWS, anchor_factor, anchor_smallest, anchored_seconds, trust
 from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases, software_of
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
@@ -24,6 +24,7 @@ from paceline.plan.cost.collectives import (
     stream_collectives,
 )
 from paceline.plan.cost.constants import FittedOn, read_constants
+from paceline.plan.cost.intervals import waiting_parts
 from paceline.plan.cost.programs.known import (
     DEEPSPEED,
     EAGER_LOGITS,
@@ -128,6 +129,13 @@ def test_deepspeed_gathers_by_matrix_and_a_third_time_what_may_not_stay_live() -
     assert 32 * 4 < none.calls[0] / 4 / 2 < 32 * 7, "as many calls as matrices, forward and backward"
     fsdp = [gather_collectives(sheet_of(TORCHTITAN, recompute=mode))[0].buffer_bytes[0] for mode in ("full", "none")]
     assert fsdp[0] == fsdp[1], "FSDP2 computes again on what its backward pass has gathered"
+
+
+def test_deepspeeds_own_engine_reduces_in_the_dtype_that_it_trains_in() -> None:
+    row = {"program": "deepspeed", "zero_stage": "2"}  # four micro-batches a step
+    case = case_of(**row)
+    (reduced, _) = reduce_collectives(sheet_of(software_of(case), **row))
+    assert float(reduced.buffer_bytes[0]) == pytest.approx(4 * 2 * case.profile.parameters)
 
 
 def test_buckets_of_the_distributed_optimizer_grow_with_the_ranks() -> None:
@@ -402,6 +410,11 @@ def test_logits_of_maxtext_are_kept_in_bf16() -> None:
     assert isinstance(found, Priced) and found.fits
 
 
+def test_what_data_axes_wait_for_is_waited_for_as_other_links_are() -> None:
+    parts = waiting_parts([("products", 7.0), ("sync", 1.5), ("sends", 0.5), ("host", 1.0)])
+    assert parts == pytest.approx((0.2, 0.1))
+
+
 def test_intervals_widen_with_what_no_table_had() -> None:
     seen = FittedOn(("ampere",), ("bf16",), ("Megatron-LM",), 64)
     constants = replace(read_constants(), time_80=0.2, time_95=0.4, seen=seen)
@@ -432,19 +445,27 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
     case = case_of(measured_step_s=measured, n_devices=devices, dp=devices, global_batch=64)
     terms = (TermSeconds("products", "products", computes), TermSeconds("tensor", "collectives", waits))
     total = computes + waits
-    return Scored(case, Priced(case.plans[0], Interval(total, total, total, total, total), 0.0, True, terms))
+    sure = math.exp(math.hypot(0.2 * Z80, 0.3 * waits / total))  # a deviation of 0.2 beside what it waits for
+    interval = Interval(total, total / sure, total * sure, total / sure**2, total * sure**2)
+    return Scored(case, Priced(case.plans[0], interval, 0.0, True, terms))
 
 
 def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
     rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
-    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** TRUST)
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** 0.8)
     assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
     (series,) = anchor_smallest(rows[::-1]).series
-    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**TRUST))
-    found = [computes * 1.25**TRUST + 2.0 for computes in (4.0, 2.0)]
+    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**0.8))
+    found = [computes * 1.25**0.8 + 2.0 for computes in (4.0, 2.0)]
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
-    waits_most = anchored_row(8, 12.0, 2.0, 8.0)
-    assert anchor_factor(waits_most) == pytest.approx(1.2**TRUST), "of what mostly waits, the whole step"
+    unsure = replace(rows[0].priced.step_seconds, high_80=10.0 * math.exp(0.36))
+    of_an_unknown_chip = replace(rows[0], priced=replace(rows[0].priced, step_seconds=unsure))
+    computing = (0.36**2 - (0.3 * 0.2) ** 2) / Z80**2  # a fifth of it waits for links, which are 30 % unsure
+    assert trust(of_an_unknown_chip) == pytest.approx(computing / (computing + ROWS**2))
+    assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.88
+    waits_most, whole = anchored_row(8, 12.0, 2.0, 8.0), 0.2**2 + (0.3 * 0.8 / Z80) ** 2
+    trusted = 1.2 ** (whole / (whole + ROWS**2))
+    assert anchor_factor(waits_most) == pytest.approx(trusted), "of what mostly waits, the whole step"
 
 
 @pytest.mark.parametrize("program", ["pytorch-fsdp1", "pytorch-fsdp2", "olmo", "lingua", "torchtune"])

@@ -68,6 +68,28 @@ def test_a_note_of_deepep_sends_a_token_to_a_device_or_node_once() -> None:
     assert moved[1] / moved[0] == pytest.approx(8 * (1 - (7 / 8) ** 8) / 8) and moved[2] == moved[0]
 
 
+@pytest.mark.parametrize(
+    ("program", "kernel", "is_first"),
+    [("megatron-lm", "flash 1", True), ("megatron-lm", "FlashAttention-1", True), ("megatron-lm", "flash", False),
+     ("internevo", "flash", True), ("internevo", "flash 2", False), ("internevo", "sdpa flash2", False),
+     ("megatron-lm", "flash 2", False), ("megatron-lm", "flash 16", False)],
+)  # fmt: skip
+def test_a_row_that_names_the_version_of_its_attention_is_priced_so(program: str, kernel: str, is_first: bool) -> None:
+    assert software_of(case_of(program=program, attention_kernel=kernel)).first_flash is is_first
+
+
+@pytest.mark.parametrize(("chip", "is_fused"), [("V100-SXM2-32GB", False), ("A100-80GB", True), ("H100-80GB", True)])
+def test_no_attention_of_a_gpt_is_taken_to_be_fused_on_a_chip_that_flash_attention_was_never_made_for(
+    chip: str, is_fused: bool
+) -> None:
+    row = {"program": "nobody's", "zero_stage": "1", "arch": "gpt", "accelerator": chip, "precision": "fp16"}
+    case = case_of(attention_kernel="", **row)
+    blocks = [block for block in case.profile.blocks if block.recomputable]
+    assert all(bool(block.fused_attention) is is_fused for block in blocks)
+    stated = case_of(attention_kernel="flash", **row)
+    assert all(block.fused_attention for block in stated.profile.blocks if block.recomputable), "as a row says"
+
+
 def test_casts_that_scale_tensors_as_they_are_read_twice_those_that_scale_blocks_once() -> None:
     def moved(reads: int, scale: float, values: int) -> float:
         return reads * 2 + 2 * (1 + scale / values)  # of bf16, into two layouts of 8 bits with their scales

@@ -14,7 +14,10 @@ from paceline.backtest.machine import Machines
 from paceline.backtest.price import software_of
 from paceline.backtest.shape import shape_of
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
+from paceline.plan.cost import pricing
 from paceline.plan.cost.programs.known import program_of
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.time.compute import optimizer_component
 
 EIGHT = replace(
     LLAMA, model="llama3-8b", ffn_hidden=14336, kv_heads=8, vocab=128256, seq_len=8192, accelerator="H100-80GB",
@@ -43,6 +46,49 @@ def test_a_precision_of_no_plan_is_no_bf16(word: str) -> None:
 def test_a_chip_without_bf16_ran_in_fp16_where_nothing_is_said() -> None:
     changes = {"accelerator": "V100-SXM2-32GB", "micro_batch": None, "measured_step_s": 40.0}
     assert case_of(EIGHT, precision="", **changes).plans[0].precision == "fp16"
+
+
+def test_a_memory_that_a_name_states_is_that_of_its_entry_or_is_told() -> None:
+    machines = Machines()
+    small, mark = machines.entry("V100-SXM2-16GB")
+    assert small is not None and (small.name, mark) == ("v100-sxm2-16", "") and small.memory_bytes == 16.94e9
+    assert not any(" GB" in machines.entry(name)[1] for name in ("V100-SXM2-32GB", "H100-80GB", "A100-40GB"))
+    other, mark = machines.entry("A100-SXM4-64GB")
+    assert other is not None and "of 85 GB" in mark, "a kind that the catalog has with other memory"
+
+
+NOTES = [
+    ("weights and moments in bf16", (2, 2)), ("x; weights and optimizer states are in 16 bits; y", (2, 2)),
+    ("optimizer states in bf16", (0, 2)), ("moments rest in fp16", (0, 2)), ("weights in bf16", (0, 0)),
+    ("of NVFP4 the last blocks are in bf16", (0, 0)), ("", (0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("notes", "narrow"), NOTES)
+def test_a_note_of_what_rests_in_16_bits(notes: str, narrow: tuple[int, int]) -> None:
+    found = software_of(case_of(program="pytorch-fsdp2", notes=notes))
+    assert (found.weight_bytes, found.moment_bytes) == narrow
+    assert (found.gradient_bytes, found.reduce_bytes) == ((2, 2) if narrow[0] else (4, 4))
+
+
+@pytest.mark.parametrize(("program", "wide"), [("pytorch-ddp", 16 + 2), ("megatron-lm", 18)])
+def test_a_weight_that_rests_in_16_bits_takes_eight_bytes_and_half_an_update(program: str, wide: int) -> None:
+    """Weight, gradient and two moments of 2 bytes; AdamW moves 7 values of 2 bytes and clipping 3, of 4 else."""
+    row = {"program": program, "n_devices": 1, "dp": 1, "zero_stage": "", "global_batch": 2, "compile": 1}
+    held, seconds = [], []
+    for notes in ("", "optimizer states in bf16", "weights and moments in bf16"):
+        case = case_of(notes=notes, **row)
+        context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+        sheet = context.sheet(case.plans[0])
+        kinds = ("weights", "gradients", "optimizer")
+        parts = [*pricing.memory_components(sheet)]
+        kept = sum(part.values[0] for part in parts if part.kind in kinds)
+        cast = sum(part.values[0] for part in parts if part.name == "weight copies")
+        held.append((kept + cast) / case.profile.parameters)
+        seconds.append(float(optimizer_component(sheet).values[0]))
+    assert held == pytest.approx([wide, wide - 4, 8], abs=0.01)
+    assert seconds[1] / seconds[0] == pytest.approx((12 + 8 + 12) / 40), "weights and gradients of 4, moments of 2"
+    assert seconds[2] / seconds[0] == pytest.approx(1 / 2)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from paceline.spec.cluster import ClusterSpec
 # name: memory GB, bandwidth GB/s, dense bf16 (fp16 where there is none) and fp32 TFLOP/s, watts, as on the data sheets
 PRINTED = {
     "v100-sxm2": (32, 900, 125, 15.7, 300),
+    "v100-sxm2-16": (16, 900, 125, 15.7, 300),
     "v100-sxm3": (32, 981, 125, 15.7, 350),
     "t4": (16, 320, 65, 8.1, 70),
     "a100-40": (40, 1555, 312, 19.5, 400),
@@ -107,7 +108,7 @@ ARCHITECTURE = {
 }
 # GiB that PyTorch's out-of-memory messages state as the device's total capacity, in public issues.
 REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65, "v100-sxm2": 31.74, "l4": 22.03,
-            "h200": 139.80, "rtx-3090": 23.70, "rtx-5090": 31.37}  # fmt: skip
+            "v100-sxm2-16": 15.78, "h200": 139.80, "rtx-3090": 23.70, "rtx-5090": 31.37}  # fmt: skip
 # GB/s in one direction: fabric per device, and a device's share of the adapters (None: no standard network)
 LINKS = {
     "dgx-1v": (150, 6.25),

@@ -39,6 +39,8 @@ class Machines:
         rare = ("pcie", "nvl", "hbm2e")
         best = max(found, key=lambda entry: (not any(kind in entry.name for kind in rare), entry.memory_bytes))
         sure = len(found) == 1 or best.name == accelerator.lower()
+        if (stated := _stated_gigabytes(_words(whole))) and not _has(best, stated):
+            return best, f"accelerator {accelerator} taken as {best.name}, of {best.memory_bytes / 1e9:.0f} GB"
         return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
 
     def _of_node(self, text: str) -> list[Accelerator]:
@@ -50,13 +52,12 @@ class Machines:
 
     def _found(self, words: list[str]) -> list[Accelerator]:
         """Return the entries that words may name, those of the memory that is among the words where there are any."""
-        memory = next((int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)gi?b", word))), 0)
+        memory = _stated_gigabytes(words)
         chip = [word for word in words if not re.fullmatch(r"\d+gi?b", word)]
         found = [entry for entry in self.catalog.values() if _same_chip(chip, entry)]
         stated = [package for package in PACKAGES if any(word.startswith(package) for word in words)]
         packed = [entry for entry in found if any(package in entry.title.lower() for package in stated)] or found
-        # GB, or GiB called so
-        fitting = [entry for entry in packed if memory and 0.95 < entry.memory_bytes / 1e9 / memory < 1.09]
+        fitting = [entry for entry in packed if memory and _has(entry, memory)]
         return fitting or packed
 
     def cluster(
@@ -91,6 +92,16 @@ def _words(text: str) -> list[str]:
     apart = re.sub(r"^\s*\d+\s*x\s*", "", apart)  # 8xH100
     apart = re.sub(r"\b(\d+)g\b", r"\1gb", apart)
     return [word for word in re.split(r"[^a-z0-9.]+", apart) if word]
+
+
+def _stated_gigabytes(words: list[str]) -> int:
+    """Return the memory among the words of a name, 0 where there is none."""
+    return next((int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)gi?b", word))), 0)
+
+
+def _has(entry: Accelerator, gigabytes: int) -> bool:
+    """Return whether an entry has so many GB, or GiB called so."""
+    return 0.95 < entry.memory_bytes / 1e9 / gigabytes < 1.09
 
 
 def _begins(text: str, node: str) -> bool:

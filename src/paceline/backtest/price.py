@@ -47,6 +47,13 @@ COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
 ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
 # Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
 FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
+# FlashAttention of before its second version (Dao 2023, arXiv:2307.08691).
+FIRST_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?1\b")
+SECOND_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?2\b|\bflash2\b")
+# A sentence of a row's notes that names what an optimizer keeps in 16 bits, and weights where no wider ones are kept.
+NARROW_STATE = re.compile(
+    r"(?:^|; )((?:weights,? and )?(?:moments|(?:optimizer )?states?)) (?:rest |are )?in (?:bf16|fp16|16 bits)\b"
+)
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -103,6 +110,11 @@ def software_of(case: Case) -> Software:
     if case.row.attention_kernel:  # what a row says of its kernel is no program's default
         named = FOR_HOPPER.search(case.row.attention_kernel.lower())
         found = replace(found, cudnn_attention=named is not None)
+        if FIRST_FLASH.search(case.row.attention_kernel.lower()):
+            found = replace(found, first_flash=True)
+        elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
+            found = replace(found, first_flash=False)
+    found = _with_narrow_state(found, case.row.notes.lower())
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
     if spreads_experts(case.row):
@@ -118,6 +130,19 @@ def software_of(case: Case) -> Software:
     if found.name == MEGATRON_BRIDGE.name and found.recipe == "mxfp8":
         found = replace(found, captured=any(chip in case.cluster.device.name.split() for chip in CAPTURED_ON))
     return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
+
+
+def _with_narrow_state(software: Software, notes: str) -> Software:
+    """Return the conventions with what a row's notes say is kept in 16 bits.
+
+    Example: "weights and moments in bf16" is a model that was loaded in bf16 and is trained so, 8 bytes a weight with
+    its gradient; of "optimizer states in bf16" the weights that are updated stay in fp32.
+    """
+    said = NARROW_STATE.search(notes)
+    if said is None:
+        return software
+    narrow = replace(software, moment_bytes=2)
+    return replace(narrow, weight_bytes=2, gradient_bytes=2, reduce_bytes=2) if "weights" in said[1] else narrow
 
 
 def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[PricedTask, list[int]]]:

@@ -23,6 +23,9 @@ KV_HEADS = {"llama3": 8, "llama2-70b": 8, "mistral-7b": 8, "mixtral": 8, "gpt-os
 HEAD_NORMS = ("qwen3",)  # families whose queries and keys are normalised
 # Tokens back that layers attend to, and of so many layers one that attends to all (`sliding_window`, `layer_types`).
 WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistral-7b-v0.1": (4096, 0)}
+# Chips that FlashAttention was never made for: it needs Turing at least (Dao-AILab/flash-attention, README.md). torch's
+# own kernel runs on them, since 2023.
+BEFORE_FLASH = ("V100", "P100")
 # A sentence of a row's notes, and the model it speaks of.
 WITHOUT_FLASH = re.compile(r"(?:(?:^|; )(\S+) |^|; )(?:without|no) flash[- ]?attention")
 LATENT = Latent(1536, 512, 128, 64, 128)
@@ -153,7 +156,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
             or shape.kv_heads < shape.heads
         )
         engine = re.search(r"\bte\b", row.precision.lower())  # layers of Transformer Engine, whose attention is fused
-        unfused = row.arch == "gpt" and not (program.fuses_attention or assumed or younger or engine)
+        guessed = assumed and not any(chip in row.accelerator.upper() for chip in BEFORE_FLASH)
+        unfused = row.arch == "gpt" and not (program.fuses_attention or guessed or younger or engine)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
     program, _ = program_of(row.program, row.zero_stage)
     if not program.selective_is_attention:

@@ -139,6 +139,7 @@ class Device:
     attention_narrow_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     head_widths: tuple[int, ...] = ()
     sustained_share: float | None = None  # part of a published peak that wide products sustain; None: as fitted
+    best_product: float | None = None  # part of it that the device's best product reached; None: not known
     rated_watts: float | None = None  # that a published device may draw; None: not known
     threads: int = 0  # threads of a CPU device; 0 for accelerators
     core_share: float = 1.0  # part of a core that a thread has while all devices compute, where they take turns

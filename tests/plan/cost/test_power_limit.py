@@ -40,12 +40,22 @@ def test_a_chip_of_no_generation_is_told_by_all_of_them_and_none_is_better_than_
         product *= share * density ** (1 / 2)
     chip = published_device(find_entry("mi300x"))
     assert sustained_share(chip, SHARES) == pytest.approx(product ** (1 / 3) / (1.3074 / 0.75) ** (1 / 2), rel=1e-3)
-    for easy in ("h20", "rtx-4090", "v100-sxm2"):  # their peaks need little of their power
+    for easy in ("h20", "rtx-4090", "v100-sxm3"):  # their peaks need little of their power
         assert sustained_share(published_device(find_entry(easy)), SHARES) == LARGEST
     unknown = dataclasses.replace(chip, rated_watts=None)
     assert sustained_share(unknown, SHARES) == 0.65
     assert sustained_share(dataclasses.replace(chip, sustained_share=0.3), SHARES) == 0.3, "what is stated stands"
     assert Rates(chip, "bf16", SHARES).large_product_rate == sustained_share(chip, SHARES) * chip.peak_flops["bf16"]
+
+
+def test_a_chip_sustains_no_more_than_its_own_best_product() -> None:
+    """The power of a V100 would let it keep its clock; its best product is 83 of 125 TFLOP/s."""
+    volta = published_device(find_entry("v100-sxm2"))
+    assert sustained_share(volta, SHARES) == pytest.approx(83 / 125, rel=1e-3)
+    assert sustained_share(dataclasses.replace(volta, best_product=None), SHARES) == LARGEST
+    assert sustained_share(dataclasses.replace(volta, best_product=0.9), SHARES) > LARGEST, "better than an A100's"
+    hopper = dataclasses.replace(published_device(find_entry("h100-sxm")), best_product=0.55)
+    assert sustained_share(hopper, SHARES) == 0.55 < SHARES.share["hopper"]
 
 
 def test_a_generation_of_one_source_goes_halfway_and_one_of_none_all_the_way() -> None:

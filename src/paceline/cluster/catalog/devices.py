@@ -87,6 +87,7 @@ def published_device(entry: Accelerator) -> Device:
         if entry.runtime_bytes is None
         else figure("runtime_bytes", entry.runtime_bytes),
         sustained_share=entry.sustained_share,
+        best_product=entry.best_product,
         assumed_rates=rates,
         rated_watts=entry.watts,
     )

@@ -99,6 +99,12 @@ class Accelerator:
         above=0.0,
         maximum=1.0,
     )
+    best_product: float | None = option(
+        None,
+        "part of a peak that its best product reached, where somebody measured it: no product sustains more",
+        above=0.0,
+        maximum=1.0,
+    )
     runtime_bytes: float | None = option(None, "held before any tensor; else a CUDA context's", minimum=0.0)
     assumed: tuple[str, ...] = option((), "figures that no document was read for: of FIGURES, or peak_flops.bf16")
     source: str = option("", "where the figures are printed")

@@ -24,10 +24,10 @@ EXPONENT = 1 / 2
 # SXM, B200, by the catalog.
 REFERENCES = {"ampere": 312e12 / 400, "hopper": 989.4e12 / 700, "blackwell": 2250e12 / 1000}
 
-# The part of its printed rate that the best product of an A100 SXM reaches, whose power does not limit it: no device is
-# taken to sustain more. 271.2 of 312 TFLOP/s (stas00/ml-engineering, compute/accelerator/README.md, read 2026-11-27).
-# Until that day it was the share of the best generation, 0.77, which whole steps of GeForce cards exceed: 0.79 of an
-# RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
+# The part of its printed rate that the best product of an A100 SXM reaches, whose power does not limit it: no device
+# whose own best product nobody measured is taken to sustain more. 271.2 of 312 TFLOP/s (stas00/ml-engineering,
+# compute/accelerator/README.md, read 2026-11-27). Until that day it was the share of the best generation, 0.77, which
+# whole steps of GeForce cards exceed: 0.79 of an RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
 LARGEST = 271.2 / 312
 
 
@@ -41,17 +41,17 @@ def sustained_share(device: Device, constants: Constants) -> float:
     """Return the part of its published peak that a device's large products sustain: as stated, else by its power.
 
     Example: with 0.6 for H100 at 1.41 TFLOP/s a watt, one of 2.16 (H100 PCIe) has 0.6 x (1.41 / 2.16)^(1/2) = 0.48.
-    No device sustains more than LARGEST.
+    No device sustains more than its best product, as it was measured, or else LARGEST.
     """
     if device.sustained_share:
         return device.sustained_share
-    family, density = family_of(device.name), flops_per_watt(device)
+    family, density, largest = family_of(device.name), flops_per_watt(device), device.best_product or LARGEST
     if density is None:
-        return constants.share_of(device.name)
+        return min(largest, constants.share_of(device.name))
     if family in REFERENCES:
-        return min(LARGEST, constants.share[family] * (REFERENCES[family] / density) ** EXPONENT)
+        return min(largest, constants.share[family] * (REFERENCES[family] / density) ** EXPONENT)
     level = math.fsum(_level(name, share) for name, share in known(constants).items()) / max(1, len(known(constants)))
-    return min(LARGEST, math.exp(level) / density**EXPONENT) if known(constants) else constants.share_of(device.name)
+    return min(largest, math.exp(level) / density**EXPONENT) if known(constants) else constants.share_of(device.name)
 
 
 def known(constants: Constants) -> dict[str, float]:

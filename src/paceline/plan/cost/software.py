@@ -49,6 +49,8 @@ class Software:
     # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
     # attention to their own, and whether the gradients of these go around beside the attention of the next ones.
     rings_repeated: bool = False
+    weight_bytes: int = 0  # of an updated weight that no wider one stands beside, and of its gradient; 0: as the state
+    moment_bytes: int = 0  # of a value that an optimizer keeps for a weight; 0: as the state
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed
     # Whether an update makes a rank's part of 16-bit gradients flat, and casts it to fp32, before it lets go of either.

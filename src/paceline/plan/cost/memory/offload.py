@@ -12,7 +12,7 @@ import numpy as np
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component
 from paceline.plan.cost.sheet import Sheet
-from paceline.plan.cost.time.compute import state_bytes
+from paceline.plan.cost.time.compute import updated_bytes
 from paceline.spec.cluster import SOURCES, Figure
 from paceline.spec.optimizers import state_values
 
@@ -75,7 +75,7 @@ def offload_components(sheet: Sheet, busy_seconds: Floats) -> list[Component]:
 
 def _optimizer(sheet: Sheet, link: Figure) -> Component:
     columns = sheet.columns
-    size = state_values(sheet.context.optimizer) * state_bytes(columns.precision)
+    size = state_values(sheet.context.optimizer) * updated_bytes(sheet)[1]
     state = size * sheet.heaviest.trained / columns.tp / columns.state_degree
     return Component(
         "optimizer offload",

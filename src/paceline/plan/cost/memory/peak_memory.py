@@ -24,7 +24,7 @@ from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, opt
 from paceline.plan.cost.memory.recompute import partitions
 from paceline.plan.cost.model_parts import Parts, largest_of
 from paceline.plan.cost.sheet import Sheet
-from paceline.plan.cost.time.compute import state_bytes, updated_parameters
+from paceline.plan.cost.time.compute import updated_bytes, updated_parameters
 from paceline.plan.cost.time.gathers import gathered_memory
 from paceline.spec.adapt.adapter import NF4_BYTES, NF4_VALUE_BYTES
 from paceline.spec.cluster import SOURCES
@@ -92,8 +92,8 @@ class HeldAtPeak:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of a value of the state."""
-        return state_bytes(self.sheet.columns.precision)
+        """Bytes of a weight that is updated."""
+        return updated_bytes(self.sheet)[0]
 
     @property
     def compute(self) -> int:
@@ -197,7 +197,9 @@ class HeldAtPeak:
         weights = weights - size * self._spread * (1 / self.plans.held_degree - 1 / self.plans.data_degree)
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
-            values, resting = values + 1, f"{self.compute} B"
+            resting = f"{self.compute} B"
+        masters = software.master_weights and not software.weight_bytes
+        of_state, told = self._state(values, masters)
         *short_lived, free, of_head = self._activations()
         copies, gradients = self._weight_copies(), self._gradients()
         passing = [copies, *short_lived, self._buffers(), self._loss_buffers()]
@@ -219,11 +221,11 @@ class HeldAtPeak:
             Component(
                 "optimizer state",
                 "optimizer",
-                optimizer_held(self.sheet, values * state),
+                optimizer_held(self.sheet, of_state * state),
                 MEASURED,
                 lambda i: optimizer_text(
                     self.sheet,
-                    f"{values} values x {size} B x {self._trained_text(i)}{self.over(i)} ({context.optimizer})",
+                    f"{told} x {self._trained_text(i)}{self.over(i)} ({context.optimizer})",
                 ),
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
@@ -240,6 +242,14 @@ class HeldAtPeak:
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
         return [*held, *self._beside_tensors(held, short_lived, flat + free)]
+
+    def _state(self, values: float, masters: bool) -> tuple[float, str]:
+        """Return an optimizer's values for a weight, and fp32 masters, as weights' sizes; and the bytes in words."""
+        size, of_moment = updated_bytes(self.sheet)
+        if size == of_moment:
+            return values + masters, f"{values + masters} values x {size} B"
+        both = values * of_moment / size + masters
+        return both, f"({values} values x {of_moment} B{f' + {size} B' if masters else ''})"
 
     def _beside_tensors(
         self, held: Sequence[Component], short_lived: Sequence[Component], apart: Floats
@@ -331,7 +341,8 @@ class HeldAtPeak:
             spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
         own = self.parameters - narrow - self._spread
         one_unit = np.minimum(flying * own, np.minimum(own, root + largest) + flying * spared)
-        cast = np.where(no_recompute, flying * own, one_unit) if size < 4 else np.zeros(len(plans))
+        narrower = size < (self.sheet.context.software.weight_bytes or 4)
+        cast = np.where(no_recompute, flying * own, one_unit) if narrower else np.zeros(len(plans))
         gathered = self.local_parameters
         third = plans.zero == 3
         alone = np.where(self._spread > 0, parts.forward_only_gathered, 0.0)

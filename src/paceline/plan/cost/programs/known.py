@@ -123,10 +123,17 @@ MEGATRON_DEEPSPEED = replace(
     interleaves=False,
     logit_share=CLONED_LOGITS,
 )
-# ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits. The engine takes a module as it
-# is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
+# ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in
+# (`communication_data_type` of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module
+# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
 DEEPSPEED = replace(
-    MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3), logit_share=0.0
+    MEGATRON_DEEPSPEED,
+    name="DeepSpeed",
+    reduces_once=False,
+    reduce_bytes=2,
+    fused=False,
+    classes=(1, 2, 3),
+    logit_share=0.0,
 )
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).

@@ -206,7 +206,7 @@ def _casts(sheet: Sheet) -> Component:
     sharded = columns.is_sharded
     summed = max(software.gradient_bytes, state_bytes(columns.precision) if rates.element_bytes > 4 else 0)
     casts = np.where(sharded, 6 / columns.state_degree + 6, 12.0)
-    if rates.element_bytes >= 4 or software.master_weights:
+    if rates.element_bytes >= 4 or software.master_weights or software.weight_bytes:  # nothing is cast
         casts = np.zeros(len(columns))
     adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * summed, 0)
     if software.fuses_gradient_sums:
@@ -233,6 +233,12 @@ def state_bytes(precision: str) -> int:
     return max(4, BYTES[precision])
 
 
+def updated_bytes(sheet: Sheet) -> tuple[int, int]:
+    """Return bytes of a weight that is updated, or of its gradient, and of a value that an optimizer keeps for it."""
+    software, size = sheet.context.software, state_bytes(sheet.columns.precision)
+    return software.weight_bytes or size, software.moment_bytes or size
+
+
 def updated_parameters(columns: Columns, part: Parts) -> Floats:
     """Return the parameters of every plan's part whose optimizer state a device holds, and that it updates.
 
@@ -251,9 +257,12 @@ def optimizer_component(sheet: Sheet) -> Component:
     AdamW reads weight, gradient and two moments and writes all but the gradient: 7 values; SGD with momentum 5.
     The norm reads each gradient once, clipping reads and writes it: 3 values. A rule that gathers whole parameters
     (gathers.py) updates all of them on every device.
+
+    Example: AdamW moves 28 bytes a weight in an update, and 14 where weights and moments rest in 16 bits.
     """
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
-    values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
+    size, of_moment = updated_bytes(sheet)
+    values = 2 * state_values(context.optimizer) * of_moment / size + 3
     trained, local = sheet.heaviest.trained, updated_parameters(columns, sheet.heaviest)
     updated = trained if gathered_values(context.optimizer) else local
     if sheet.measured:
@@ -272,10 +281,11 @@ def optimizer_component(sheet: Sheet) -> Component:
 
     def text(i: int) -> str:
         if updated[i] == local[i]:
-            both = f"({values} updated / update rate + 3 clipped / memory bandwidth)"
+            both = f"({values:g} updated / update rate + 3 clipped / memory bandwidth)"
             return f"{local[i]:,.0f} parameters x {size} B x {both}"
         clipped = f"{local[i]:,.0f} parameters x {size} B x 3 clipped / memory bandwidth"
-        return f"{updated[i]:,.0f} parameters x {size} B x {values} updated, on every device / update rate + {clipped}"
+        each = f"{size} B x {values:g} updated, on every device"
+        return f"{updated[i]:,.0f} parameters x {each} / update rate + {clipped}"
 
     return Component(
         "optimizer",
