@@ -353,6 +353,30 @@ def test_nothing_is_there_that_nobody_uses() -> None:
     assert defined - used - {"__getattr__", "__dir__"} == FOR_TESTS
 
 
+FOR_READERS = {"KINDS", "LINES"}  # constants that a docstring points to, and tests
+
+
+def test_no_constant_is_there_that_nobody_reads() -> None:
+    """Each constant at the top of a file is read in the file or imported from it."""
+    scripts = list((Path(__file__).parents[1] / "docs").rglob("*.py"))
+    named: set[tuple[str | None, str]] = set()  # what is taken from modules, and attributes of anything
+    unread: list[str] = []
+    for path in [*SOURCES.values(), *scripts]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                named |= {(node.module, alias.name) for alias in node.names}
+            elif isinstance(node, ast.Attribute):
+                named.add(("", node.attr))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isupper():
+                named.add(("", node.value))  # for getattr
+    for module, path in SOURCES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        own = {name for name, _ in constants(module)} - read
+        unread += [f"{module}.{name}" for name in own if not {(module, name), ("", name)} & named]
+    assert {name for name in unread if name.rpartition(".")[2] not in FOR_READERS} == set()
+
+
 TELL = "\nimport json, sys; print(json.dumps([n for n in {} if n in sys.modules]))"
 PLANNER = {"paceline.plan.planned", "paceline.plan.search", "paceline.plan.cost", "paceline.simulate.outcome"}
 RANK = "import paceline.launch.worker, paceline.launch.run"

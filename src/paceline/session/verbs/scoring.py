@@ -273,7 +273,7 @@ def _of_tokens(model: nn.Module, tokens: Tensor, by: str) -> Tensor:
 
     output = model(tokens[:, :-1])
     log_probability = torch.log_softmax(getattr(output, "logits", output).double(), -1)
-    if by == "uncertainty":
+    if by == UNCERTAINTY:
         return -(log_probability.exp() * log_probability).sum(-1)
     return -log_probability.gather(-1, tokens[:, 1:, None]).squeeze(-1)
 
