@@ -119,6 +119,37 @@ def test_a_folder_of_hugging_face_needs_a_head_as_wide_as_the_labels(tmp_path: P
         settled(architectures=["BertModel"], model_type="bert")
 
 
+NAMES = {
+    "names of none": ({}, True, "LABEL_0, LABEL_1, LABEL_2"),
+    "other names": ({"0": "x", "1": "y", "2": "z"}, True, "are x, y, z by its config.json"),
+    "another order": ({"0": "C", "1": "B", "2": "A"}, True, "in another order than the head has learned them"),
+    "the same": ({"0": "a", "1": "b", "2": "c"}, False, ""),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_outputs_of_a_head_that_is_kept_are_called_as_the_classes_are(tmp_path: Path, case: str) -> None:
+    own, named, said = NAMES[case]
+    (tmp_path / "model").mkdir()
+    config = {"architectures": ["BertForSequenceClassification"], "num_labels": 3, **({"id2label": own} if own else {})}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    table = "text,label\n" + "".join(f"row {at},{'abc'[at % 3]}\n" for at in range(12))
+    settled = settle(spec_of(tmp_path, "a.csv", table, f"task.model.name=hf:{tmp_path / 'model'}"))
+    arguments = settled.spec.task.model.arguments
+    assert arguments.get("id2label") == ({"0": "a", "1": "b", "2": "c"} if named else None)
+    assert any(said in record.because for record in settled.decisions if record.what == "task.model") or not named
+    assert settle(settled.spec).spec == settled.spec
+
+
+def test_classes_that_are_numbers_leave_the_names_of_a_head(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    table = "text,label\n" + "".join(f"row {at},{at % 2}\n" for at in range(12))
+    settled = settle(spec_of(tmp_path, "a.csv", table, f"task.model.name=hf:{tmp_path / 'model'}"))
+    assert "id2label" not in settled.spec.task.model.arguments
+
+
 def causal_folder(folder: Path, architecture: str = "LlamaForCausalLM") -> Path:
     """Return a folder of a causal model whose head is a weight of its own."""
     folder.mkdir()
@@ -154,7 +185,7 @@ def test_what_fills_rows_up_is_what_the_head_leaves_out(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "num_labels": 3, "pad_token_id": 5}))
     settled = settle(spec_of(tmp_path, "a.csv", LABELLED, f"task.model.name={folder}"))
     pad = open_table(settled.spec.task.data).pad
-    assert pad != 5 and settled.spec.task.model.arguments == {"pad_token_id": pad}
+    assert pad != 5 and settled.spec.task.model.arguments["pad_token_id"] == pad
     assert any("the token 5" in record.because for record in settled.decisions)
 
 
@@ -232,7 +263,8 @@ def test_a_folder_of_a_model_that_reads_no_text_says_what_it_is_and_what_to_writ
 
 
 def test_a_folder_of_a_model_of_images_is_left_to_data_that_are_images(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTForImageClassification"], **VISION}))
+    config = {"architectures": ["ViTForImageClassification"], "id2label": {"0": "black", "1": "white"}, **VISION}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("black", "white"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         (tmp_path / "pictures" / name / "0.png").write_bytes(b"")
@@ -240,6 +272,10 @@ def test_a_folder_of_a_model_of_images_is_left_to_data_that_are_images(tmp_path:
     for source in (f"images:{tmp_path / 'pictures'}", str(tmp_path / "pictures"), "own:images"):
         found = settle(spec_of(tmp_path, "a.txt", "some text", model, f"task.data.source={source}"))
         assert found.spec.task.model.name == f"hf:{tmp_path}" and found.decisions == (), "two classes, as it has"
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "cat", "1": "dog"}}))
+    found = settle(spec_of(tmp_path, "a.txt", "some text", model, f"task.data.source={tmp_path / 'pictures'}"))
+    assert found.spec.task.model.arguments["id2label"] == config["id2label"] and not found.spec.task.model.fresh
+    assert "are cat, dog by its config.json" in found.decisions[0].because
 
 
 @pytest.mark.parametrize("config", [

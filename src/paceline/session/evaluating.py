@@ -136,12 +136,11 @@ def _texts(value: object) -> list[str]:
 
 def _opened(task: Task, source: object, world: World, run_dir: Path, fingerprint: str) -> tuple[Source, Source]:
     """Return what the run was trained on, and what is evaluated."""
-    from paceline.run.loop.sources import open_sets, open_together
+    from paceline.run.loop.sources import open_set, open_sets, open_together
 
     trained_on, held_out = open_together(task.data, task.seed, world)
     if source != "":
-        asked = dataclasses.replace(task.evaluate, sets=(HeldOutSetSpec("data", source),))
-        return trained_on, open_sets(dataclasses.replace(task, evaluate=asked), world, trained_on)["data"]
+        return trained_on, open_set(task, HeldOutSetSpec("", source), world, trained_on, f"'{_name(source)}'")
     if held_out is None and task.evaluate.sets:  # then the first of them is what the run evaluated
         held_out = next(iter(open_sets(task, world, trained_on).values()))
     if held_out is None:

@@ -93,7 +93,7 @@ def is_coupled(model: object, objective: object) -> bool:
 def declares_coupling(model: object, objective: object) -> bool:
     """Return whether the model or the objective declares that the rows of a batch see each other."""
     said = [getattr(one, "coupled", None) for one in (objective, model)]
-    wrong = [value for value in said if isinstance(value, str) and value != BATCH]
+    wrong: list[object] = [value for value in said if isinstance(value, str) and value != BATCH]
     wrong += [said[0]] if said[0] is True else []  # of an objective: a model may mean anything else by it
     for value in wrong:
         raise ConfigError(f"coupled = {value!r}", "only the rows of a batch can be coupled", f'coupled = "{BATCH}"')

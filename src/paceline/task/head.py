@@ -42,7 +42,7 @@ WITHIN_TEXT = ("image_token_id", "image_token_index", "audio_token_id", "audio_t
 
 
 def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSpec, str] | None:
-    """Return the model with a head for a table's labels and why it is so, None where the folder's own does.
+    """Return the model with a head for a table's labels and why it is so, None where the folder's own does as it is.
 
     Raises ConfigError for a head of another width, and for a class that neither has nor can be given one.
     """
@@ -63,6 +63,9 @@ def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSp
     if problem and config.get(PROBLEM) != problem:
         because.append(f"the labels are of the kind '{table.labels.kind}', and the config.json has another one or none")
         changed[PROBLEM] = problem
+    if "id2label" not in model.arguments and (others := _other_names(config, table.labels.classes)):
+        because.append(others)
+        changed |= _named(table.labels.classes)
     return (replace(model, arguments={**model.arguments, **changed}), "; ".join(because)) if changed else None
 
 
@@ -74,7 +77,7 @@ def new_head_of(model: ModelSpec) -> tuple[str, ...]:
 def with_image_head(
     model: ModelSpec, folder: Path, classes_of: Callable[[], Sequence[str]]
 ) -> tuple[ModelSpec, str] | None:
-    """Return the model with a head for classes of images and why it is so, None where it has one that is as wide.
+    """Return the model with a head for classes of images and why it is so, None where the folder's does as it is.
 
     What the task itself says of the head stays. The images are listed where it matters which classes there are.
     """
@@ -84,7 +87,8 @@ def with_image_head(
         return None
     classes, found = classes_of(), _width(config)
     if found == len(classes):
-        return None
+        others = _other_names(config, classes)
+        return (replace(model, arguments={**model.arguments, **_named(classes)}), others) if others else None
     stored = list(read_safetensors(model.starts_from)) if model.starts_from else []
     fresh = new_head(str(config.get("model_type")), architecture, stored, is_other_class=False) if stored else ()
     arguments = {**model.arguments, "num_labels": len(classes), **_named(classes)}
@@ -96,6 +100,25 @@ def _named(classes: Sequence[str]) -> dict[str, object]:
     """Return the entries of a config.json that name a head's outputs."""
     return {"id2label": {str(number): name for number, name in enumerate(classes)},
             "label2id": {name: number for number, name in enumerate(classes)}}  # fmt: skip
+
+
+def _other_names(config: dict[str, Any], classes: Sequence[str]) -> str:
+    """Return why the outputs of a folder's head are named anew, "" where they are called as the classes are.
+
+    Classes that are called by their numbers alone leave the head's names.
+    """
+    told = config.get("id2label") or {}
+    own = [str(told.get(str(number), f"LABEL_{number}")) for number in range(len(classes))]
+    if own == list(classes) or list(classes) == list(map(str, range(len(classes)))):
+        return ""
+    said = f"the head's outputs are {_shown(own)} by its config.json, and the classes of the data are {_shown(classes)}"
+    alike = sorted(name.lower() for name in own) == sorted(name.lower() for name in classes)
+    moved = [name.lower() for name in own] != [name.lower() for name in classes]
+    return f"{said}: in another order than the head has learned them, which it unlearns" if alike and moved else said
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: str) -> tuple[ModelSpec, str]:

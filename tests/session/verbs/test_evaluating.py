@@ -115,6 +115,7 @@ def test_what_cannot_be_evaluated_is_told(folder: Path, tmp_path: Path) -> None:
     strange = write_table(tmp_path / "strange.csv", [("fine", "good"), ("hm", "new")] * 5)
     found = in_process("evaluate", folder / "run", strange)
     assert found.returncode == 2 and "good, new and bad, good, odd" in found.stderr
+    assert f"the samples of '{strange}' are not like" in found.stderr
     assert in_process("evaluate", tmp_path / "none").returncode == 2
     assert in_process("evaluate", folder / "run", "--step", "3").returncode == 2
     with pytest.raises(ConfigError, match="accurracy"):

@@ -39,20 +39,20 @@ def open_together(data: object, seed: int, world: World) -> Pair:
 
 
 def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
-    """Return the further sets of held-out data by name. Every rank calls it.
+    """Return the further sets of held-out data by name. Every rank calls it. Raises as `open_set`."""
+    return {each.name: open_set(task, each, world, like, f"task.evaluate.sets '{each.name}'")
+            for each in task.evaluate.sets}  # fmt: skip
 
-    Raises ConfigError for one whose samples are not like the task's own.
+
+def open_set(task: Task, each: HeldOutSetSpec, world: World, like: Source, called: str) -> Source:
+    """Return a set of held-out data. Every rank calls it. Raises ConfigError where its samples are not like the task's.
+
+    `called` is what an error calls the set.
     """
-    opened = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
-    sets = {name: _in_classes_of(source, like) for name, source in opened.items()}
-    for name, source in sets.items():
-        if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
-            raise ConfigError(
-                f"the samples of task.evaluate.sets '{name}' are not like those of task.data",
-                differs,
-                "data of the same kind",
-            )
-    return sets
+    source = _in_classes_of(open_together(_data_of(task, each), task.seed, world)[0], like)
+    if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
+        raise ConfigError(f"the samples of {called} are not like those of task.data", differs, "data of the same kind")
+    return source
 
 
 def _in_classes_of(source: Source, like: Source) -> Source:
