@@ -75,7 +75,8 @@ class RollCall:
 
         Some have stayed between two steps of their loops, others begin theirs: neither knows what the others do there.
         """
-        self._try(lambda store: store.add(f"{self._prefix}/step", 1) == self.size and store.set(self._all_begin, "yes"))
+        if self._try(lambda store: store.add(f"{self._prefix}/step", 1)) == self.size:
+            self._try(lambda store: store.set(self._all_begin, "yes"))
         seconds = SHORTEST_SECONDS
         while (open_call := self._try(self._open_call)) is not None:
             if (call := joins.get(open_call)) is not None:
