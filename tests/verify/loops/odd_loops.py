@@ -109,3 +109,43 @@ def normalised_gradient(by_row: bool) -> LoopProof:
         return F.cross_entropy(model[2](hidden), batch[1], reduction="sum"), len(batch[0])
 
     return proven(lambda batch: take(model, normalised, batch, optimizer), model, objective=normalised)
+
+
+class Evaluated(nn.Module):
+    """A layer whose evaluations alone see a running mean of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        if not self.training:
+            return self.head(x - self.mean)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.head(x)
+
+
+def buffer_of_evaluations(shared: bool) -> LoopProof:
+    """Each rank moves the mean by its own rows; where it is shared, the step makes one of all of them."""
+    torch.manual_seed(5)
+    model = Evaluated().double()
+    optimizer = adam(model.parameters())
+
+    def step(batch: Pair) -> Tensor:
+        told = take(model, classified, batch, optimizer)
+        if shared:
+            model.mean.copy_(summed(model.mean) / dist.get_world_size())
+        return told
+
+    return proven(step, model)
+
+
+def hooked_weight() -> LoopProof:
+    """Gradients of a weight are halved by a hook, which no copy of it has."""
+    model = network()
+    first = next(model.parameters())
+    first.register_hook(lambda grad: grad / 2)
+    optimizer = adam(model.parameters())
+    return proven(lambda batch: take(model, classified, batch, optimizer), model)

@@ -87,6 +87,19 @@ def test_a_buffer_that_the_step_moves_by_itself_is_named() -> None:
         assert "buffer mean is not one device's when step 2 begins" in result.text
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_buffer_that_evaluations_alone_read_is_held_among_ranks(shared: bool) -> None:
+    """No loss and no gradient shows it: told "equal" though what is evaluated and saved depended on the rank."""
+    for result in run_kept(odd_loops.buffer_of_evaluations, 2, shared):
+        assert result.equal is shared, result.text
+        assert shared or "every rank moves buffer mean by its own rows" in result.text
+
+
+def test_a_hook_that_the_copy_lacks_is_named() -> None:
+    for result in run_kept(odd_loops.hooked_weight, 2):
+        assert result.equal is False and "0.weight has a hook" in result.text and "plain=module" in result.text
+
+
 def test_of_no_rows_none_are_the_same() -> None:
     """Three ranks: two of them have run out of data."""
     results = run_kept(right_loops.no_rows, 3)

@@ -57,7 +57,8 @@ OUT_OF_PROPORTION = "gradient not in proportion"
 LIKELY_SCALED = (
     "the gradient is not in proportion to the loss: {shown}. A hook or the backward pass of a Function clips it on its"
     " way back, or normalises it, and a step scales the loss by numbers of its own: what is kept of a gradient would"
-    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way only factors are right"
+    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way factors alone"
+    " are right"
 )
 
 

@@ -40,6 +40,8 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
+from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
+from paceline.verify.loops.buffers import BuffersOfRanks
 from paceline.verify.loops.compared_loop import HeldLoop, load_weights
 from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker
@@ -48,6 +50,7 @@ from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
+NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -110,12 +113,14 @@ def verify_loop(
     held = HeldLoop(
         model, weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None
     )
+    buffers = BuffersOfRanks(model, world)
     found: list[Difference] = []
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
         found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
-    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
+    drifted = buffers.apart(dtype, len(batches))
+    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum) or drifted
     verdict = verdict_of(first, rounding)
     result = LoopProof(
         # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
@@ -127,7 +132,7 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake_of(first)),
+        mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
     return dataclasses.replace(result, text=loop_text(result))
 

@@ -40,6 +40,10 @@ BUFFERS = (
     " beside the forward pass, of which one device knows nothing. A value that the step itself keeps belongs outside of"
     " the model, where the objective reads it"
 )
+HOOKS = (
+    "{name} has a hook (register_hook) that its copy on one device lacks, and so has other gradients there:"
+    " plain=module, whose parameters have the hooks that belong to the model"
+)
 
 
 class HeldLoop:
@@ -96,6 +100,9 @@ class HeldLoop:
     def mistake_of(self, first: FirstDifference) -> str | None:
         """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""
         name = self._buffers_apart.get(first.step) if first.quantity == "loss" else None
+        if first.quantity == "gradients" and (hooked := _hooked(self._weights, self.reference.module)):
+            hooks = HOOKS.format(name=hooked)
+            return f"{self.mistake}; or {hooks}" if self.mistake else hooks
         return self.mistake or (BUFFERS.format(name=name, step=first.step) if name else None)
 
     def _begin(self, number: int, together: Batches) -> None:
@@ -157,6 +164,14 @@ def loss_told(told: object) -> float | None:
             "what it returns is compared with one device's loss per item",
             "the loss per item over all ranks, or None to leave it out",
         ) from None
+
+
+def _hooked(weights: Mapping[str, nn.Parameter], single: nn.Module) -> str:
+    """Return the name of a parameter that has a hook on its gradient, and has none in the reference; "" where none."""
+    known = named(single)
+    return next(
+        (name for name, weight in weights.items() if weight._backward_hooks and not known[name]._backward_hooks), ""
+    )
 
 
 def buffers_apart(model: nn.Module, other: nn.Module) -> list[str]:
