@@ -63,7 +63,8 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     rules.check(modules)
     if "expert" in rules.tensor.values():
         return None, "which dimensions of its experts' weights are their width is known of the built-in families alone"
-    counts, dimensions, widths = dict(rules.counts), set(), set()
+    counts, widths = dict(rules.counts), set()
+    dimensions: set[int] = set()
     for name, module in modules.items():
         style = rules.style_of(name)
         if style in SPREAD or style == "fused":
