@@ -89,9 +89,10 @@ def test_descriptors_that_it_is_given_have_their_numbers(tmp_path: Path) -> None
 
 def test_what_imports_would_read_makes_a_new_interpreter(tmp_path: Path) -> None:
     warm = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/a", "LANG": "C.UTF-8"}
-    for other in ({"OMP_NUM_THREADS": "4"}, {"HOME": "/b"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONPATH": f"/a:{tmp_path}"}):
+    for other in ({"OMP_NUM_THREADS": "4"}, {"HOME": "/b"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONHASHSEED": "0"},
+                  {"PYTHONPATH": f"/a:{tmp_path}"}):  # fmt: skip
         assert is_alike({**warm, **other}, warm, "/"), other
-    for other in ({"OMP_WAIT_POLICY": "active"}, {"PYTHONHASHSEED": "0"}, {"TORCH_LOGS": "all"}, {"LANG": "C"}):
+    for other in ({"OMP_WAIT_POLICY": "active"}, {"PYTHONHASHSEED": "1"}, {"TORCH_LOGS": "all"}, {"LANG": "C"}):
         assert not is_alike({**warm, **other}, warm, "/"), other
     (tmp_path / "paceline").mkdir()
     assert not is_alike({**warm, "PYTHONPATH": f"/a:{tmp_path}"}, warm, "/") and not is_alike(warm, warm, str(tmp_path))

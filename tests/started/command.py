@@ -19,6 +19,7 @@ READ_AT_IMPORT = (
 # But for those that are read later, or that `become` heeds. torchrun's are told to its workers.
 HEEDED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_")
 COERCED = ("LC_CTYPE", "C.UTF-8")  # which Python says itself where nothing says it (PEP 538)
+HASHES = ("PYTHONHASHSEED", "0")  # which a warm process has, as ranks have; for who asks for none it is as good as any
 SHADOWS = ("paceline", "torch", "numpy", "sitecustomize.py", "usercustomize.py")
 
 
@@ -59,7 +60,8 @@ def is_alike(environ: Mapping[str, str], warm: Mapping[str, str], folder: str) -
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in environ.items() if name.startswith(READ_AT_IMPORT)}
-    return {name: value for name, value in found.items() if not name.startswith(HEEDED) and (name, value) != COERCED}
+    known = (COERCED, HASHES)
+    return {name: value for name, value in found.items() if not name.startswith(HEEDED) and (name, value) not in known}
 
 
 def _places(environ: Mapping[str, str], warm: Mapping[str, str], folder: str) -> list[Path]:

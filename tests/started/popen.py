@@ -19,7 +19,7 @@ from typing import Any
 
 from started import ENVIRON
 from started.become import fork
-from started.command import Command, is_alike, read
+from started.command import HASHES, Command, is_alike, read
 
 # Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
 # for its ranks' output and one for its alerts.
@@ -111,8 +111,8 @@ class Warm(Forked):
 
 
 def nursery_environment() -> dict[str, str]:
-    """Return what the nursery is started with: the tests' own environment, and no threads of libraries."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    """Return what the nursery is started with: the tests' own, no threads of libraries, and hashes as ranks have."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **dict([HASHES])}
 
 
 @functools.cache

@@ -257,7 +257,8 @@ def test_intervals_of_published_devices_are_those_that_left_out_tables_missed():
     widths = time_widths(constants, where.device.name, "bf16", "Paceline", 8)
     assert widths.narrow == pytest.approx(math.hypot(constants.time_80, PROGRAM)), "nobody measured this program there"
     launches = sum(term.value for term in forecast.time if term.kind == "host") / forecast.step_seconds.value
-    links = sum(term.value for term in forecast.time if term.kind == "collectives") / forecast.step_seconds.value
+    waits = sum(term.value for term in forecast.time if term.kind in ("collectives", "sync"))
+    links = waits / forecast.step_seconds.value
     of_step = widths.of_step(links, launches)
     assert of_step.narrow == pytest.approx(math.hypot(widths.narrow, 0.3 * links, 0.8 * launches)) and launches > 0.5
     for estimate, narrow, wide in (

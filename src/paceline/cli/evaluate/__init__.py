@@ -16,7 +16,7 @@ from paceline.cli.output import print_json
 from paceline.cli.parser import step_or_best, whole
 from paceline.units import format_seconds
 
-EXAMPLE = "paceline evaluate runs/stdlib-code\npaceline evaluate runs/reviews test.csv --metrics accuracy f1_macro"
+EXAMPLE = "paceline evaluate runs/stdlib-code\npaceline evaluate runs/stdlib-code --samples 8 --json"
 CODES = (5, 74)
 
 

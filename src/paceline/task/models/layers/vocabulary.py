@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -80,7 +80,7 @@ def spread_cross_entropy(
     whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
     first, size = first_row(head.shape[0], group), _chunk_tokens(head, logits_elements)
     loss: Tensor = _SpreadLinearCrossEntropy.apply(
-        whole, local_weight(head), labels.flatten(), weights, first, size, group, torch.is_grad_enabled()
+        whole, local_weight(head), labels.flatten(), weights, first, head.shape[0], size, group, torch.is_grad_enabled()
     )
     return loss
 
@@ -94,8 +94,8 @@ def spread_losses(
     whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
     wide, first, found = torch.promote_types(hidden.dtype, torch.float32), first_row(head.shape[0], group), []
     for part, own in zip(whole.split(size), labels.flatten().split(size), strict=True):
-        counted, held, row = _target(own, first, local.shape[0])
-        losses, _ = _losses((part @ local.T).to(wide), counted, held, row, group)
+        targets = _target(own, first, local.shape[0], head.shape[0])
+        losses, _ = _losses((part @ local.T).to(wide), targets, group)
         found.append(losses.squeeze(1))
     return torch.cat(found)
 
@@ -114,41 +114,47 @@ def spread_logits_cross_entropy(logits: DTensor, labels: Tensor) -> Tensor:
     """Return the loss of every label, [labels], zero where it does not count; alike on every rank, as above."""
     group, vocab = logits.device_mesh.get_group(), logits.shape[-1]
     local = local_weight(logits).flatten(0, -2)
-    losses: Tensor = _SpreadCrossEntropy.apply(local, labels.flatten(), first_row(vocab, group), group)
+    losses: Tensor = _SpreadCrossEntropy.apply(local, labels.flatten(), first_row(vocab, group), vocab, group)
     return losses
 
 
-def _target(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return [tokens, 1] each: whether the label counts, whether this rank holds its row, and that row (else 0)."""
+class _Targets(NamedTuple):
+    """Labels as a rank sees them, [tokens, 1] each."""
+
+    counted: Tensor  # whether the label counts
+    is_row: Tensor  # whether it is a row of the whole vocabulary
+    held: Tensor  # whether this rank holds its row
+    row: Tensor  # that row of this rank's, or 0
+
+
+def _target(labels: Tensor, first: int, rows: int, vocab: int) -> _Targets:
     labels = labels.unsqueeze(1)
     local = labels - first
     held = (local >= 0) & (local < rows) & (labels != IGNORED)
-    return labels != IGNORED, held, local.where(held, 0)
+    return _Targets(labels != IGNORED, (labels >= 0) & (labels < vocab), held, local.where(held, 0))
 
 
-def _losses(
-    logits: Tensor, counted: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
+def _losses(logits: Tensor, targets: _Targets, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return the loss of every label and the sum of its exponentials, [tokens, 1] each, alike on every rank.
 
     Exponentials, of what is left of logits below the largest of the whole vocabulary, are written over the logits. A
-    label that does not count has no loss, whatever its logits; one that no rank holds, being no row of the vocabulary,
-    has NaN: an error, as on one device, would have to wait for the device.
+    label that does not count has no loss, whatever its logits; one that is no row of the vocabulary has NaN: an error,
+    as on one device, would have to wait for the device.
     """
-    chosen, largest = logits.gather(1, row).where(held, 0.0), logits.amax(dim=1, keepdim=True)
+    chosen, largest = logits.gather(1, targets.row).where(targets.held, 0.0), logits.amax(dim=1, keepdim=True)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     exponentials = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
-    sums = torch.cat([exponentials, chosen, held.to(chosen.dtype)], dim=1)
+    sums = torch.cat([exponentials, chosen], dim=1)
     dist.all_reduce(sums, group=group)
-    total, target, holders = sums.split(1, dim=1)
-    losses = (largest - target + total.log()).where(holders > 0, math.nan)
-    return losses.where(counted, 0.0), total
+    total, target = sums.split(1, dim=1)
+    losses = (largest - target + total.log()).where(targets.is_row, math.nan)
+    return losses.where(targets.counted, 0.0), total
 
 
-def _gradient(exponentials: Tensor, sums: Tensor, scale: Tensor, held: Tensor, row: Tensor) -> Tensor:
+def _gradient(exponentials: Tensor, sums: Tensor, scale: Tensor, targets: _Targets) -> Tensor:
     """Return the gradient of the sum of losses times `scale` [tokens, 1] by this rank's logits, written over them."""
     scale = scale.to(sums.dtype)
-    return exponentials.mul_(scale / sums).scatter_add_(1, row, -(held * scale))
+    return exponentials.mul_(scale / sums).scatter_add_(1, targets.row, -(targets.held * scale))
 
 
 class _SpreadLinearCrossEntropy(torch.autograd.Function):
@@ -162,6 +168,7 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         weights: Tensor | None,
         first: int,
+        vocab: int,
         size: int,
         group: dist.ProcessGroup,
         backward: bool,
@@ -169,31 +176,31 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         coming = iter(() if weights is None else weights.split(size))  # chunks come in order
 
         def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-            counted, held, row = _target(labels, first, head.shape[0])
-            losses, sums = _losses(logits, counted, held, row, group)
+            targets = _target(labels, first, head.shape[0], vocab)
+            counted, (losses, sums) = targets.counted, _losses(logits, targets, group)
             scale = counted if weights is None else next(coming).to(logits.dtype).unsqueeze(1) * counted
-            return (losses * scale).sum(), lambda: _gradient(logits, sums, scale, held, row)
+            return (losses * scale).sum(), lambda: _gradient(logits, sums, scale, targets)
 
         return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *kept_gradients(ctx, grad), None, None, None, None, None, None
+        return *kept_gradients(ctx, grad), None, None, None, None, None, None, None
 
 
 class _SpreadCrossEntropy(torch.autograd.Function):
     """For logits that a model has already computed: keeps their gradient, in fp32 at least, for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, first: int, vocab: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dtype = logits.dtype
-        counted, held, row = _target(labels, first, logits.shape[1])
+        targets = _target(labels, first, logits.shape[1], vocab)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        losses, sums = _losses(wide, counted, held, row, group)
-        ctx.save_for_backward(_gradient(wide, sums, counted, held, row) if ctx.needs_input_grad[0] else None)
+        losses, sums = _losses(wide, targets, group)
+        ctx.save_for_backward(_gradient(wide, sums, targets.counted, targets) if ctx.needs_input_grad[0] else None)
         return losses.squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (by_logits,) = ctx.saved_tensors
-        return only_first((by_logits * grad.unsqueeze(1)).to(ctx.dtype)), None, None, None
+        return only_first((by_logits * grad.unsqueeze(1)).to(ctx.dtype)), None, None, None, None
