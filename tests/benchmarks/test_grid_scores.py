@@ -167,6 +167,7 @@ def test_what_no_group_can_say_is_null_in_strict_json(modules, rows):
 
 
 def test_results_are_kept_in_one_place(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     common = importlib.import_module("common")
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     common.keep("made", {"seconds": math.nan}, "# a page")
