@@ -124,7 +124,10 @@ def test_who_has_trained_to_the_end_and_left_does_not_come(make: Make) -> None:
 def test_nobody_is_waited_for_without_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call itself is then made: it waits for peers that are slow, and hears of one that has died."""
     monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.0)
-    make(0).meet(EVALUATE, 6)
+    alone = make(0)
+    waits = Beside(lambda: alone.meet(EVALUATE, 6))
+    waits.join(60)
+    assert not waits.is_alive() and waits.error is None
 
 
 def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
@@ -138,9 +141,10 @@ def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
             raise dist.DistError("the store has gone")
 
     alone = RollCall(0, 2, Gone())  # type: ignore[arg-type]
-    alone.come_to_step({})
-    alone.meet(EVALUATE, 6)
+    calls = Beside(lambda: (alone.come_to_step({}), alone.meet(EVALUATE, 6)))
+    calls.join(60)
     alone.stop()
+    assert not calls.is_alive() and calls.error is None
 
 
 @pytest.mark.parametrize(("begun", "answers"), [([1, 2, 3], 0), ([1, 1, 1, 2], 2)])
@@ -228,7 +232,9 @@ def test_a_peer_that_has_failed_tells_more_than_who_waits_for_it(make: Make, mon
     first, second = make(0), make(1)
     second.ends(has_completed=False)
     second.leave()
-    first.meet(EVALUATE, 6)
+    waits = Beside(lambda: first.meet(EVALUATE, 6))
+    waits.join(60)
+    assert not waits.is_alive() and waits.error is None
 
 
 def test_in_a_world_that_is_formed_anew_a_difference_may_be_tried_again(make: Make) -> None:

@@ -1,7 +1,8 @@
 """Digests of pieces: by BLAKE3 where its package is there, by SHA-256 where it is not, or where a file says so.
 
 SHA-256 is in every Python, and slow on a processor without instructions of its own for it: one core of an Intel Xeon of
-2019 hashes 0.4 GB/s, and 4.4 by BLAKE3 (BLAKE3 1.0.11, measured on 2026-11-28). Both are of 256 bits.
+2019 hashes 0.29 GB/s, and 4.2 by BLAKE3 (`hash` of benchmarks/checkpoint_stall.py, 1.1 GB, 2026-11-28). Both are of 256
+bits.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Digest(Protocol):
 def best_kind() -> str:
     """Return the kind of digest that is written here."""
     try:
-        import blake3  # noqa: F401
-    except ImportError:
+        new_digest(BLAKE3)
+    except ConfigError:
         return SHA256
     return BLAKE3
 
