@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from runs import as_json, in_process, records_of
+from runs import paceline as run_command
 
 import paceline
 from paceline.errors import ConfigError
@@ -152,3 +153,20 @@ def test_a_run_of_a_programs_own_objects_is_evaluated_there(tmp_path: Path) -> N
     other = dataclasses.replace(task, data=(Waves(41), Waves(13)))
     with pytest.raises(ConfigError, match="not those that it was trained on"):
         paceline.load_run(tmp_path / "run").evaluate(task=other)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_what_two_ranks_shared_is_evaluated_by_one_device_as_they_did(tmp_path: Path, axis: str) -> None:
+    settings = {
+        "task.data.source": "stdlib", "task.data.max_bytes": "300 kB", "task.data.seq_len": 64,
+        "task.global_batch": "8 samples", "task.stop": "2 steps", "cluster.device": "cpu", "cluster.devices": 2,
+        "cluster.probe": "false", f"plan.{axis}": 2, "plan.precision": "fp32", "run.verify": "false",
+        "run.evaluate_every": "2 steps", "run.evaluate_samples": 16, "run.dir": tmp_path / "run",
+    }  # fmt: skip
+    model = "task.model={ name = 'llama-1m', hidden = 32, layers = 1, heads = 4, kv_heads = 2, ffn = 48 }"
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = run_command("train", "--set", model, *words)
+    assert done.returncode == 0, done.stderr
+    (journal,) = (record for record in records_of(tmp_path / "run", "evaluation") if record["step"] == 2)
+    found = evaluated(tmp_path / "run", "--samples", "16")
+    assert found["loss"] == pytest.approx(journal["loss"], rel=1e-6)
