@@ -9,11 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from grid.pace import STEADY, is_steady
 from paceline.backtest.statistics import spearman
-from paceline.plan.cost.columns import columns_of
 from paceline.plan.learn.correct import Learnt, LearntRun
 
 Z80 = 1.2816
@@ -62,10 +59,7 @@ def rows_of(runs: Sequence[LearntRun], lines: Sequence[dict[str, Any]]) -> list[
 
 def _row(run: LearntRun, line: dict[str, Any], others: tuple[LearntRun, ...]) -> Row:
     found = run.observation
-    mean, spread = 0.0, run.time_spread
-    if others:
-        means, spreads = Learnt(found.task, others).correct_time(columns_of([found.plan]), np.array([run.time_spread]))
-        mean, spread = float(means[0]), float(spreads[0])
+    mean, spread = Learnt(found.task, others).correct_run(run) if others else (0.0, run.time_spread)
     layout = found.plan.layout
     return Row(
         task=found.name, devices=found.devices, plan=str(found.plan),

@@ -10,7 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plan_examples import cluster, opened, plan, profile
 
+from paceline.plan.cost.pricing import forecast_plan
+from paceline.plan.learn.observation import Observation, machine_key
+from paceline.plan.learn.recall import forecast_runs
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 
@@ -48,6 +52,34 @@ def rows(modules):
         make("little memory", 2, "pipeline", 2.0, 2.0, limit_bytes=120.0),
         make("little memory", 2, "tensor", 4.0, 4.0),
     ]
+
+
+def test_measured_runs_become_rows_and_each_learns_from_the_half_it_is_not_in(modules):
+    """No recorded row passes through here: after the planner's signature had changed, a whole grid was measured that
+    could not be scored."""
+    here, model = cluster(2, host="node-1"), opened(profile(2))
+    layouts = [Layout(dp_replicate=2), Layout(dp_shard=2), Layout(tp=2), Layout(dp_replicate=2)]
+    runs = forecast_runs([measured(model, here, layout, factor=1.3) for layout in layouts], lambda run: here)
+    rows = modules[0].rows_of(runs, [{"limit_bytes": 0.0, "pace": 1.02}] * len(runs))
+    for found in rows:
+        assert found.measured_seconds == pytest.approx(1.3 * found.forecast_seconds)
+        assert found.forecast_seconds < found.learnt_seconds < found.measured_seconds, (
+            "learnt towards what was measured"
+        )
+    assert [found.is_copies for found in rows] == [True, False, False, True]
+    (alone,) = modules[0].rows_of(runs[:1], [{"limit_bytes": 0.0}])
+    assert alone.learnt_seconds == alone.forecast_seconds, "nobody to learn from"
+
+
+def measured(model, here, layout, factor):
+    """A run that took `factor` times what the formulas say."""
+    chosen = plan(layout, micro_batch=4)
+    forecast = forecast_plan(model, here, chosen, batch_samples=64, steps=1)
+    return Observation(
+        date="2026-01-01T00:00:00+00:00", run="runs/a", machine=machine_key(here), name="a", profile=model,
+        optimizer="adamw", plan=chosen, devices=2, devices_per_node=2, steps=50,
+        step_seconds=forecast.step_seconds.value * factor, spread=0.02, peak_bytes=forecast.peak_bytes.value,
+    )  # fmt: skip
 
 
 def test_scores_of_recorded_rows_by_hand(modules, rows):

@@ -8,14 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from paceline.backtest.backtest import FileResult, FileScore, Unscored
 from paceline.backtest.price import Interval, Priced
 from paceline.backtest.rows import Case
 from paceline.backtest.schema import Origin, StepRow
 from paceline.backtest.score import Scored, choice_score, memory_score, time_score
-from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation
@@ -100,11 +97,9 @@ def _learnt(item: Scored, run: LearntRun, earlier: Sequence[LearntRun]) -> Score
     """Return a scored run as it would have been forecast after the runs before it."""
     if not earlier:
         return item
-    learnt = Learnt(run.observation.task, tuple(earlier))
-    known = (np.array([each]) for each in (run.time_spread, run.host_share))
-    mean, spread = learnt.correct_time(columns_of([run.observation.plan]), *known)
-    seconds = run.forecast_seconds * math.exp(float(mean[0]))
-    return replace(item, priced=replace(item.priced, step_seconds=_interval(seconds, float(spread[0]))))
+    mean, spread = Learnt(run.observation.task, tuple(earlier)).correct_run(run)
+    seconds = run.forecast_seconds * math.exp(mean)
+    return replace(item, priced=replace(item.priced, step_seconds=_interval(seconds, spread)))
 
 
 def _interval(value: float, spread: float) -> Interval:

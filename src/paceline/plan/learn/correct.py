@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.plan.cost.columns import AXES, Columns, Flags, Floats
+from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, columns_of
 from paceline.plan.learn.observation import Observation
 from paceline.plan.learn.process import RUN_NOISE, SHARES, Fitted, Kinship, fit
 from paceline.spec.plan import Plan
@@ -127,6 +127,12 @@ class Learnt:
         if not kept.any():
             return self._levels(same_bound), spreads
         return self._of_trusted.posterior((self.kinship(columns).value * same_bound)[:, kept], spreads)
+
+    def correct_run(self, run: LearntRun) -> tuple[float, float]:
+        """Return `correct_time` of the one plan of a run that these runs are without."""
+        known = (np.array([each]) for each in (run.time_spread, run.host_share))
+        mean, spread = self.correct_time(columns_of([run.observation.plan]), *known)
+        return float(mean[0]), float(spread[0])
 
     def left_open(self, pair: Columns, spreads: Floats, hosts: Floats) -> float:
         """Return the standard deviation of the log of one plan's time over another's: what runs do not tell of a pair.
