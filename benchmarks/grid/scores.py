@@ -225,7 +225,8 @@ def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
     lines = [
         "# Forecasts of layouts on one machine", "", f"`{command}`", "",
         f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']} · fp32 · medians over "
-        f"{result['rounds']} rounds of {result['steps']} steps · {len(rows)} of {result['asked']} plans", "",
+        f"{result['rounds']} rounds of {result['steps']} steps or more, after half a second of others · {len(rows)} of "
+        f"{result['asked']} plans", "",
         *table(rows), "",
         "Errors are means of |forecast / measured - 1|. \"After learning\": every row as it is forecast once the half",
         "of the rows that it is not in has been learnt from. Null: every row at the median FLOP/s of a process over",
