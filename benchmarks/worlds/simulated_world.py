@@ -46,14 +46,14 @@ from paceline.plan.planned import plan_task
 from paceline.run.process.groups import own_part
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
-from paceline.run.survive.health.sight import NearSight
-from paceline.run.survive.health.silences import HangLimits
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.load import spec_from_dict
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.nodes.far import FarSight
 from paceline.supervise.nodes.lookout import Lookout
+from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.supervise.pulses.sight import NearSight
+from paceline.supervise.pulses.silences import HangLimits
 
 TENSORS = 8  # weights of the simulated model
 KINDS = ("", ".exp_avg", ".exp_avg_sq")

@@ -20,10 +20,6 @@ from runs import wait_until
 from tests_shared import SEQ_LEN, plan_of
 
 from paceline.lock import RunLock
-from paceline.run.process.brief import Brief
-from paceline.run.process.generation import Generation
-from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
-from paceline.run.survive.health.sight import nobody_knows
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
@@ -36,7 +32,11 @@ from paceline.supervise.nodes import link
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.member import Member
+from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.supervise.pulses.sight import nobody_knows
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import Generation
 
 NODES, EACH = 16, 8
 

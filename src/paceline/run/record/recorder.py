@@ -19,10 +19,8 @@ from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
-from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.written_by import versions_here
@@ -54,7 +52,9 @@ from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
+from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.supervisor import is_supervised
+from paceline.supervise.told.brief import Brief
 from paceline.units import format_seconds
 
 REMEMBERED_STEPS = 1000  # of those that have decided something: a run that goes back makes the last ones again
@@ -179,7 +179,7 @@ class Recorder:
         """Record where steps spent their time on all ranks, and what bounds them, where enough have been made."""
         if record is not None:
             self._write(record)
-            from paceline.observe.verdict.live import verdict_record  # after some steps, and a dozen files
+            from paceline.verdict.live import verdict_record  # after some steps, and a dozen files
 
             verdict = verdict_record(record, self._brief.record.outlook)
             if verdict is not None:

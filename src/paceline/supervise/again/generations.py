@@ -18,11 +18,6 @@ from pathlib import Path
 from paceline.errors import Requeue, RunInUse, StorageError, of_rank
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.brief import Brief
-from paceline.run.process.generation import FIRST, REFORMED, Generation
-from paceline.run.record.journal import mark_fault
-from paceline.run.record.told_before import is_told, told_before
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
@@ -35,9 +30,11 @@ from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
+from paceline.supervise.again.mark_journal import mark_fault
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
+from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.again.unfinished import set_aside_unfinished
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
@@ -45,8 +42,11 @@ from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held_in_memory import HeldPieces
+from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import forward_signals
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import FIRST, REFORMED, Generation
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB

@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.patience import Patience
-from paceline.run.process.brief import BRIEF_FILE, brief_from_json
-from paceline.run.process.generation import GENERATION_FILE, read_generation
-from paceline.run.survive.health.sight import NearSight
-from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
 from paceline.supervise.again.held_state import HeldState
@@ -31,7 +27,11 @@ from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.lookout import Lookout
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
+from paceline.supervise.pulses.sight import NearSight
+from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
+from paceline.supervise.told.generation import GENERATION_FILE, read_generation
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02

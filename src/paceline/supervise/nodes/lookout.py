@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 
 from paceline.patience import programs_per_core
-from paceline.run.survive.health.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, Sight
+from paceline.supervise.pulses.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, Sight
 
 
 class Scrutiny(enum.Enum):

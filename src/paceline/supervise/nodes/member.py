@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.pulses.silences import HangLimits
 
 KILLED = -signal.SIGKILL  # the return code of a rank that is taken for dead with its node
 
