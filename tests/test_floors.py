@@ -42,6 +42,7 @@ FLOORS: dict[str, float] = {
     "paceline.said": 1,
     "paceline.scratch": 1,
     "paceline.lock": 1,
+    "paceline.lock_file": 1,
     "paceline.system": 1,
     "paceline.svg": 1,
     "paceline.patience": 1,

@@ -29,7 +29,8 @@ from paceline.spec.plan import PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.run import RunSpec
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
 from paceline.supervise.told.brief import Brief
 from paceline.task.data.source import open_sources
 from paceline.units import Amount

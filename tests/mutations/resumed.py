@@ -29,7 +29,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
 from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 

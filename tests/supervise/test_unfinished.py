@@ -16,7 +16,8 @@ from paceline.lock import RunLock, take
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.recovery import RecoverySpec
-from paceline.supervise.again.generations import Fallen, Generations
+from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.starting import Starter

@@ -21,7 +21,7 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
 from paceline.supervise.told.brief import Brief
 from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.units import Amount

@@ -20,7 +20,8 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.supervise.told.brief import Brief
 from paceline.task.data.source import open_sources
 from paceline.task.objective import next_token

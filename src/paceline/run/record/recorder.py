@@ -11,18 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
-from paceline.foreign_errors import is_of_gloo, is_of_left_group
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.world import World
+from paceline.run.record.clock_notes import begun_by_clock_here
+from paceline.run.record.how_ended import describe, is_echo
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
-from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.written_by import versions_here
 from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
@@ -47,7 +45,6 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, Table, now
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
@@ -126,7 +123,7 @@ class Recorder:
             provenance=known.provenance,
             outlook=known.outlook or None,
         )
-        self._write(_by_clock_here(started, began))
+        self._write(begun_by_clock_here(started, began))
         for decision in known.decisions:
             self._write_new(now(decision))
         for switched in self._world.switched:
@@ -390,43 +387,11 @@ class Recorder:
         say_line(text)
 
 
-def _by_clock_here(started: RunStarted, began: float | None) -> RunStarted:
-    """Return the record of a start as one of now, with how the clock stands; `began` is in `passed_seconds`.
-
-    All that the record tells by the clock is of one look at the clock, which may be set between two.
-    """
-    clock = clock_here()
-    boot, apart = (clock["boot"], clock["apart"]) if clock["boot"] else (None, None)
-    since = None if began is None else on_clock(began, clock)
-    made = on_clock(passed_seconds(), clock)
-    return dataclasses.replace(started, time=made, began=since, boot=boot, clock_apart=apart)
-
-
 class SilentRecorder:
     """What the other ranks hold: it records nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
-
-
-def describe(error: BaseException | None) -> tuple[dict[str, object], int]:
-    """Return an error as plain data and the exit code that goes with it."""
-    if error is None:
-        return {}, 0
-    if isinstance(error, KeyboardInterrupt):
-        again = "start the same command again: it resumes from the last checkpoint"
-        return {"error": "KeyboardInterrupt", "what": "interrupted", "because": "Ctrl-C", "try": again}, 130
-    code = int(getattr(error, "exit_code", 1))
-    if isinstance(error, PacelineError):
-        return error.as_dict(), code
-    return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}", "because": "", "try": ""}, code
-
-
-def is_echo(error: BaseException | None) -> bool:
-    """Return whether the error only says that a peer has gone, or that this process has left its world."""
-    if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
-        return True
-    return error is not None and (isinstance(error, dist.DistError) or is_of_gloo(error) or is_of_left_group(error))
 
 
 def _of_set(measured: EvaluationResult) -> dict[str, object]:

@@ -31,7 +31,8 @@ from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.supervise.again.generations import Generations, TakenOver
+from paceline.supervise.again.fallen import TakenOver
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet

@@ -20,7 +20,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
-from paceline.supervise.again.generations import TakenOver
+from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
 from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
