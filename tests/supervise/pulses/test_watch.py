@@ -56,7 +56,7 @@ class Ranks:
             return
         limits = HangLimits.of(HEALTH)
         self.blocks = [range(ranks)[at::nodes] for at in range(nodes)]  # neighbours stand apart, which must not matter
-        self.nodes = [Lookout(NearSight(folder, block, limits, self.early.get)) for block in self.blocks]
+        self.nodes = [Lookout(NearSight(folder, block, limits, self.early.get), block) for block in self.blocks]
         self.sight = FarSight(self.hear, self.ask)
         self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", self.sight.load, self.sight)
 

@@ -87,10 +87,7 @@ class FarSight:
     def told(self, node: int, message: Mapping[str, Any], now: float) -> None:
         """Take what a node tells of its ranks."""
         if "overview" in message:
-            last = message["overview"]["last"]
-            self._overviews[node] = Overview(
-                **{**message["overview"], "last": tuple(last) if last is not None else None}
-            )
+            self._overviews[node] = Overview.heard(message["overview"])
             self._loads[node] = message["load"]
             self._is_changed = True
         elif "seen" in message:

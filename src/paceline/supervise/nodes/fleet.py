@@ -29,7 +29,7 @@ from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
 from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.links import NodeLinks
-from paceline.supervise.nodes.member import KILLED, Member
+from paceline.supervise.nodes.member import KILLED, Member, of_runs
 from paceline.supervise.pulses.sight import ProcessOf
 from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.pulses.watch import PulseWatch
@@ -348,7 +348,7 @@ class Fleet:
         for rank in range(plan.layout.devices):
             self._ranks.setdefault(rank, _gone(self.poll))
         since = min(self.members[number].lost_at for number in known)
-        away = {node for number in known for node in was[number].get("members", ())} - set(known)
+        away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
         return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)), (seconds, usd))
 

@@ -80,6 +80,16 @@ class Overview:
     last_is_late: bool = False  # whether a rank is late that is no further than that
     stopped_is_late: bool = False  # whether one is that stands still by itself, wherever it is
 
+    def told(self) -> dict[str, object]:
+        """Return what another machine is told of it: what is not so by default."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Overview, name)}
+
+    @staticmethod
+    def heard(told: Mapping[str, Any]) -> Overview:
+        """Return what another machine has told."""
+        last = told.get("last")
+        return Overview(**{**told, "last": None if last is None else tuple(last)})
+
     @property
     def is_late(self) -> bool:
         """Whether a rank hangs as far as these tell: one that others wait for, or that stands still by itself."""
