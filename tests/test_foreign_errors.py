@@ -27,7 +27,7 @@ from paceline.foreign_errors import (
     tells_of_lost_peer,
 )
 from paceline.run.process.groups import abort_groups
-from paceline.run.record.how_ended import is_echo
+from paceline.run.record.recorder import is_echo
 
 ANSWERS = (
     says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient, is_of_shards,

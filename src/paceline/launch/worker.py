@@ -27,7 +27,7 @@ from paceline.supervise.told.brief import take_brief
 
 def guarded(work: Callable[[], object]) -> int:
     """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
-    from paceline.run.record.how_ended import describe, is_echo
+    from paceline.run.record.recorder import describe, is_echo
 
     try:
         work()

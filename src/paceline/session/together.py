@@ -14,7 +14,7 @@ import torch.distributed as dist
 import paceline.errors
 from paceline.errors import ConfigError, ConfigErrors, OutOfMemory, PacelineError
 from paceline.run.process.world import World
-from paceline.run.record.how_ended import describe
+from paceline.run.record.recorder import describe
 
 BEAT_SECONDS = 20.0  # a wait of this length is far from the time-out of a collective
 LIMIT_SECONDS = 3600.0  # longer than any tokenising and proof: rank 0 must be stuck

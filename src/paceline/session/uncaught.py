@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from paceline.errors import PacelineError
-from paceline.run.record.how_ended import describe, is_echo
+from paceline.run.record.recorder import describe, is_echo
 from paceline.supervise.supervisor import is_supervised, report_error
 from paceline.uncaught import is_prompt, show
 

@@ -48,7 +48,7 @@ from paceline.run.memory.exhausted import (
 from paceline.run.memory.live import largest_live
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.world import World
-from paceline.run.record.how_ended import describe
+from paceline.run.record.recorder import describe
 from paceline.run.survive.saving import peers
 from paceline.spec.arguments import make_spec
 from paceline.spec.journal.planned import PlannedRecord

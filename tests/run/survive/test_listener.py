@@ -12,7 +12,7 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.record.how_ended import is_echo
+from paceline.run.record.recorder import is_echo
 from paceline.run.survive.last_update import LastUpdate
 from paceline.run.survive.listener import (
     holds_update,

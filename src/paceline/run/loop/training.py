@@ -19,8 +19,8 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.numerics.not_finite import of_the_data
 from paceline.run.process.world import World, build_mesh
-from paceline.run.record.how_ended import is_echo
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
+from paceline.run.record.recorder import is_echo
 from paceline.run.record.remarks import all_steps_made, ended_early
 from paceline.run.record.tally import SCORING
 from paceline.run.survive.health.go_back import go_back

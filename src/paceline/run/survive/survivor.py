@@ -26,7 +26,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.world import World
-from paceline.run.record.how_ended import is_echo
+from paceline.run.record.recorder import is_echo
 from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.health.less_work import OwnPace
 from paceline.run.survive.listener import holds_update, stop_listening

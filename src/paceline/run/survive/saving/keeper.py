@@ -22,8 +22,7 @@ from paceline.errors import ExhaustedTogether, Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
-from paceline.run.record.how_ended import is_echo
-from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.known_saves import KnownSave
