@@ -1,4 +1,4 @@
-"""The file of a run directory's lock: whom it names, whether these live, and what that means in words. Torch-free."""
+"""The file of a run directory's lock: which processes the file names, whether these live, and the same in words."""
 
 from __future__ import annotations
 

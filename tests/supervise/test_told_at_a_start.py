@@ -64,15 +64,15 @@ def test_ranks_that_come_are_told_of_once_all_of_a_node_are_there(
         assert sum(map(len, told)) <= HEARD_BYTES, "nothing for each rank"
 
 
-def links_of(fleet: Fleet, nodes: int) -> dict[int, list[Any]]:
+def links_of(fleet: Fleet, nodes: int) -> dict[int, list[str]]:
     """Have so many nodes join a fleet, by links that keep what is sent to them, and return what each is sent."""
-    sent: dict[int, list[Any]] = {number: [] for number in range(nodes)}
+    sent: dict[int, list[str]] = {number: [] for number in range(nodes)}
     for number in range(nodes):
         link: Any = SimpleNamespace(is_lost=False)
         member = Member(number, EACH, f"10.0.{number // 256}.{number % 256}", "forked", link, lambda: None)
 
         def send(message: Any, member: Member = member) -> None:
-            sent[member.number].append(json.loads(json.dumps(message)))
+            sent[member.number].append(json.dumps(message))
             if "port" in message:
                 member.hear({"port": 29500})
 
@@ -81,7 +81,7 @@ def links_of(fleet: Fleet, nodes: int) -> dict[int, list[Any]]:
     return sent
 
 
-def begun(folder: Path, ranks: int) -> tuple[list[dict[str, str]], dict[int, list[Any]]]:
+def begun(folder: Path, ranks: int) -> tuple[list[dict[str, str]], dict[int, list[str]]]:
     """Return the places of a world's ranks, and what the nodes are sent that start them."""
     server: Any = None  # where nobody connects
     lock = SimpleNamespace(token="0123456789abcdef", generation=1, for_far_ranks=lambda: {"PACELINE_LOCK": ":0:1"})
@@ -103,7 +103,7 @@ def test_what_starts_the_ranks_of_a_node_does_not_grow_with_nodes(tmp_path: Path
     most: dict[int, int] = {}
     for ranks in (64, 1024, 16384):
         _, sent = begun(tmp_path / str(ranks), ranks)
-        most[ranks] = max(sum(len(json.dumps(message)) for message in messages) for messages in sent.values())
+        most[ranks] = max(sum(map(len, lines)) for lines in sent.values())
     assert most[16384] - most[64] < 100, "longer numbers, and no list of all nodes"
     assert most[16384] < 1600, "of what the ranks of a node have in common, one text"
 
@@ -119,8 +119,8 @@ def test_ranks_are_started_as_their_places_say(tmp_path: Path, monkeypatch: pyte
     here.mkdir()
     agent = Agent(here, cast(Starter, starter), 2, EACH, {})
     wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
-    for message in sent[2]:
-        agent._do(message, wire)
+    for line in sent[2]:
+        agent._do(json.loads(line), wire)
     for place, given in zip(places[2 * EACH :], started, strict=True):
         expected = {name: value.replace(str(there), str(here)) for name, value in place.items()}
         assert {name: given[name] for name in expected} == expected
