@@ -34,7 +34,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import DoesNotFit
 from paceline.plan.planned import Planned, plan_task
-from paceline.plan.search.search import Candidate
+from paceline.plan.search.found import Candidate
 from paceline.run.loop.loader import split_rows
 from paceline.run.memory.recompute import checkpoint_block
 from paceline.run.memory.spent import MemoryMeter

@@ -43,12 +43,12 @@ from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.run.loop.loader import MicroBatch, StepBatch
 from paceline.run.process import groups
-from paceline.run.process.place import KEPT_STORE, Place
 from paceline.run.process.sockets import _connections
 from paceline.run.process.world import build_mesh, join_world
 from paceline.run.record.samples_read import ids_read
 from paceline.spec.layout import Layout
 from paceline.supervise.forked import fork
+from paceline.supervise.told.place import KEPT_STORE, Place
 from paceline.system.descriptors import make_room
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share

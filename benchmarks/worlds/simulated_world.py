@@ -46,14 +46,14 @@ from paceline.plan.planned import plan_task
 from paceline.run.process.groups import own_part
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
-from paceline.run.survive.health.sight import NearSight
-from paceline.run.survive.health.silences import HangLimits
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.load import spec_from_dict
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.nodes.far import FarSight
 from paceline.supervise.nodes.lookout import Lookout
+from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.supervise.pulses.sight import NearSight
+from paceline.supervise.pulses.silences import HangLimits
 
 TENSORS = 8  # weights of the simulated model
 KINDS = ("", ".exp_avg", ".exp_avg_sq")
@@ -166,14 +166,14 @@ def spreads(found: Costs, ranks: int) -> None:
 
 
 def pulses(found: Costs, ranks: int) -> None:
-    """Note what the coordinator of a run on nodes of 8 ranks hears of them, where all make steps and where one hangs.
+    """Note what the coordinator of a run on nodes of 8 ranks hears of them: as they come, make steps, and one hangs.
 
     The nodes look five times a second, at files in memory that one process of this machine stands behind.
     """
     nodes, steps = max(1, ranks // EACH), 20
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         beat = [functools.partial(write_pulse, Path(folder), rank) for rank in range(EACH)]
-        lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0)))
+        lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0)), range(EACH))
         told: list[str] = []
         sight = FarSight(lambda message: lookout.attend(**message), lambda ranks, by_signal: None)
         now = time.monotonic()
@@ -191,6 +191,9 @@ def pulses(found: Costs, ranks: int) -> None:
                     sight.told(node, json.loads(line), now)
             sight.overview((), 0.2, now)
 
+        for one in beat:  # ranks come one after the other
+            one(PHASES[0], 0, now)
+            told += look(0.2)
         for step in range(1, steps):
             for one in beat:
                 one("forward", step, now)

@@ -16,7 +16,8 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.pricing import forecast_plan
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.flops import flops_per_sample
-from paceline.plan.search.search import memory_refusal, search
+from paceline.plan.search.found import memory_refusal
+from paceline.plan.search.search import search
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure
 from paceline.spec.forecast import Estimate, Forecast
 from paceline.spec.layout import Layout

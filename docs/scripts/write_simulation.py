@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.plan.schedules.draw import timelines_svg
+from paceline.plan.schedules.timeline import StageTimes, Timeline, pipeline_timeline
 from paceline.simulate.defaults import POLICIES, Saving, make_policy, saving_of
-from paceline.simulate.draw import intervals_svg, timelines_svg
+from paceline.simulate.draw import intervals_svg
 from paceline.simulate.failures import STUDIES
 from paceline.simulate.outcome import NodeCosts
 from paceline.simulate.policy import duration_text
 from paceline.simulate.scenario import Scenario
-from paceline.simulate.schedules.timeline import StageTimes, Timeline, pipeline_timeline
 from paceline.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy, sweep_intervals
 from paceline.spec.reliability import ReliabilitySpec
 from paceline.units import Seconds

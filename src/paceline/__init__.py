@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from paceline.spec.cluster import ClusterSpec
     from paceline.spec.plan import PlanSpec
     from paceline.spec.run import RunSpec
-    from paceline.spec.task import DataSpec, GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
+    from paceline.spec.steps.update import GroupSpec, OptimizerSpec, ScheduleSpec
+    from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
     from paceline.units import Amount
     from paceline.verify.loops.adapter import verify_loop
 
@@ -50,9 +51,9 @@ _WHERE = {
     "Task": "paceline.spec.task",
     "ModelSpec": "paceline.spec.task",
     "DataSpec": "paceline.spec.task",
-    "OptimizerSpec": "paceline.spec.task",
-    "ScheduleSpec": "paceline.spec.task",
-    "GroupSpec": "paceline.spec.task",
+    "OptimizerSpec": "paceline.spec.steps.update",
+    "ScheduleSpec": "paceline.spec.steps.update",
+    "GroupSpec": "paceline.spec.steps.update",
     "TurnSpec": "paceline.spec.task",
     "ClusterSpec": "paceline.spec.cluster",
     "PlanSpec": "paceline.spec.plan",

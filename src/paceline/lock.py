@@ -17,57 +17,45 @@ import contextlib
 import datetime
 import errno
 import fcntl
-import json
 import os
-import platform
 import secrets
 import signal
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from paceline.errors import RunInUse, StorageError
+from paceline.lock_file import (
+    NAME,
+    identity_of,
+    in_use,
+    is_orphaned,
+    living_here,
+    may_live,
+    moved_to,
+    read_holder,
+    state_of,
+    this_process,
+    who_holds,
+    write_holder,
+)
 from paceline.patience import Patience
 from paceline.said import say_line
-from paceline.system.lock_holders import holders_of, is_stopped
-from paceline.system.this_machine import machine_here
+from paceline.system.lock_holders import holders_of
 
-NAME = "lock"
 # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock; no descriptor on another machine.
 LOCK_VARIABLE = "PACELINE_LOCK"
-RECORD_BYTES = 512  # one write, which readers see whole
 ORPHANS_SECONDS = 120.0  # for ranks whose supervisor was killed to save and end
 LOOK_SECONDS = 0.05
 WAKE_SECONDS = 1.0  # between two looks for ranks that a signal has stopped
-SETTLED_NANOSECONDS = 10**9  # since a file was written, after which its times tell the next write apart
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 # Which directories this process holds is a fact about the process: the system's lock cannot tell two of its runs apart.
 _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervisor
-
-
-@dataclass(frozen=True)
-class LockHolder:
-    """Who holds a run directory, as its file says: the process that took it comes first of `processes`.
-
-    A process is its number and when it began: [4711, "8801234"]. Numbers alone are given again.
-    """
-
-    token: str
-    host: str
-    started: str
-    processes: tuple[tuple[int, str], ...]
-    generation: int = 1
-    machine: str = ""  # as `machine_here` names it: the host may be called otherwise by now
-
-    @property
-    def is_here(self) -> bool:
-        """Whether its processes are this machine's, so that one can see if they live."""
-        return self.host == platform.node() or (bool(self.machine) and self.machine == machine_here())
 
 
 class RunLock:
@@ -90,14 +78,14 @@ class RunLock:
 
         A file that has not changed since is not read again. It is opened all the same: file servers then look anew.
         """
-        state = _state_of(self._path)
+        state = state_of(self._path)
         if state is not None and self._seen == (self.generation, *state):
             return
-        holder = _read(self.run_dir / NAME)
+        holder = read_holder(self.run_dir / NAME)
         if holder and holder.token != self.token:
             raise RunInUse(
                 f"another start has taken over {self.run_dir}",
-                f"{_who(holder)}; this one writes nothing more",
+                f"{who_holds(holder)}; this one writes nothing more",
                 "let one run at a time use a directory, and leave its file `lock` alone",
             )
         if holder and holder.generation > self.generation:
@@ -128,8 +116,10 @@ class RunLock:
         try:
             if not os.path.lexists(self._path):
                 self._make_again()
-            holder = _read(self.run_dir / NAME) or _this_process(self.token)
-            _write(self.descriptor, replace(holder, generation=self.generation + 1, processes=holder.processes[:1]))
+            holder = read_holder(self.run_dir / NAME) or this_process(self.token)
+            write_holder(
+                self.descriptor, replace(holder, generation=self.generation + 1, processes=holder.processes[:1])
+            )
         except OSError as error:
             raise StorageError(
                 f"cannot begin generation {self.generation + 1} of the run in {self.run_dir}",
@@ -149,15 +139,15 @@ class RunLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if try_lock(descriptor) is False:
-                raise _in_use(self.run_dir, _read(self.run_dir / NAME), False)
-            _write(descriptor, _this_process(self.token))
+                raise in_use(self.run_dir, read_holder(self.run_dir / NAME), False)
+            write_holder(descriptor, this_process(self.token))
             os.dup2(descriptor, self.descriptor, inheritable=False)
             self.was_made_again = True
         finally:
             os.close(descriptor)
 
     def _refuse_moved(self) -> None:
-        there = _moved_to(self.descriptor)
+        there = moved_to(self.descriptor)
         if there and Path(there).parent == self._taken_at:
             raise StorageError(
                 f"the run's directory {self.run_dir} is not there",
@@ -220,7 +210,7 @@ def take(run_dir: Path) -> RunLock:
         made = not run_dir.exists()
         descriptor = _locked(run_dir, Patience(ORPHANS_SECONDS))
         lock = RunLock(run_dir, descriptor, secrets.token_hex(8), made)
-        _write(descriptor, _this_process(lock.token))
+        write_holder(descriptor, this_process(lock.token))
     except OSError as error:
         raise StorageError(
             f"cannot lock the run's directory {run_dir}", str(error), "free space or choose another run.dir"
@@ -233,21 +223,21 @@ def holder_here(run_dir: Path) -> tuple[str, RunInUse] | None:
 
     Takes nothing, and says nothing of other machines' processes, of which nobody here knows whether they live.
     """
-    holder = _living_here(run_dir)
+    holder = living_here(run_dir)
     if holder is None:
         return None
-    return holder.token, _in_use(run_dir, holder, False)
+    return holder.token, in_use(run_dir, holder, False)
 
 
 def is_live(run_dir: Path) -> bool:
     """Return whether a process holds the directory; one of another machine is taken at its word. Takes nothing."""
-    holder = _read(run_dir / NAME)
-    return holder is not None and _may_live(holder)
+    holder = read_holder(run_dir / NAME)
+    return holder is not None and may_live(holder)
 
 
 def live_since(run_dir: Path) -> float | None:
     """Return since when a living process of this machine holds the directory, in seconds since the epoch, else None."""
-    holder = _living_here(run_dir)
+    holder = living_here(run_dir)
     if holder is None:
         return None
     try:
@@ -306,15 +296,15 @@ def _locked(run_dir: Path, patience: Patience) -> int:
         except FileNotFoundError:  # an older run that kept nothing has just taken the directory away
             continue
         try:
-            free, own = try_lock(descriptor), _held_here(_identity(descriptor))
-            holder = _read(path)
+            free, own = try_lock(descriptor), _held_here(identity_of(descriptor))
+            holder = read_holder(path)
             if own is not None:
                 own_descriptor = os.dup(own.descriptor)
                 os.close(descriptor)
                 return own_descriptor
-            is_held = free is False or (free is None and holder is not None and _may_live(holder))
-            if is_held and (not _is_orphaned(holder) or patience.is_over):
-                raise _in_use(run_dir, holder, free is None)
+            is_held = free is False or (free is None and holder is not None and may_live(holder))
+            if is_held and (not is_orphaned(holder) or patience.is_over):
+                raise in_use(run_dir, holder, free is None)
             if not is_held and os.fstat(descriptor).st_nlink:  # else the file was deleted: the lock is of no file
                 return descriptor
         except BaseException:
@@ -323,7 +313,7 @@ def _locked(run_dir: Path, patience: Patience) -> int:
         os.close(descriptor)
         if is_held:
             if not is_told:
-                say_line(f"lock     {_who(holder)} and is gone; its ranks save and end")
+                say_line(f"lock     {who_holds(holder)} and is gone; its ranks save and end")
             is_told = True
             if time.monotonic() - woken >= WAKE_SECONDS:
                 woken = time.monotonic()
@@ -345,7 +335,7 @@ def _wake_stopped(path: Path) -> None:
 
 def _held_here(identity: tuple[int, int]) -> RunLock | None:
     """Return a lock of this process on a file; there are several where one run followed another that is still there."""
-    return next((lock for lock in _HELD if lock.is_held and _identity(lock.descriptor) == identity), None)
+    return next((lock for lock in _HELD if lock.is_held and identity_of(lock.descriptor) == identity), None)
 
 
 def _inherited(run_dir: Path) -> RunLock | None:
@@ -356,12 +346,12 @@ def _inherited(run_dir: Path) -> RunLock | None:
         status = (run_dir / NAME).stat()
         there = (status.st_dev, status.st_ino)
         for lock in _INHERITED:  # a further run of a script on the same directory
-            if _identity(lock.descriptor) == there:
+            if identity_of(lock.descriptor) == there:
                 return lock
         if not token:
             return None
-        if descriptor and there != _identity(int(descriptor)):
-            made_again = _read(run_dir / NAME)  # the file was deleted since this process's parent was started
+        if descriptor and there != identity_of(int(descriptor)):
+            made_again = read_holder(run_dir / NAME)  # the file was deleted since this process's parent was started
             if made_again is None or made_again.token != token:
                 return None
             descriptor = ""
@@ -372,151 +362,19 @@ def _inherited(run_dir: Path) -> RunLock | None:
         return None
     lock = RunLock(run_dir, opened, token, generation=int(generation or 1))
     _INHERITED.append(lock)
-    holder = _read(run_dir / NAME)
+    holder = read_holder(run_dir / NAME)
     if descriptor and holder and holder.token == token:
-        _write(lock.descriptor, replace(holder, processes=(*holder.processes, *_this_process(token).processes)))
+        write_holder(lock.descriptor, replace(holder, processes=(*holder.processes, *this_process(token).processes)))
     return lock
 
 
 def _release(path: Path, descriptor: int, token: str, process: int, made: bool) -> None:
     """Free a lock: what the file says first, for file systems without locks, unless it belongs to another by now."""
     with contextlib.suppress(OSError):  # the directory may be gone
-        holder = _read(path)
+        holder = read_holder(path)
         if os.getpid() == process and holder and holder.token == token:
             os.ftruncate(descriptor, 0)
             if made and [each.name for each in path.parent.iterdir()] == [path.name]:  # the run kept nothing
                 path.unlink()
                 path.parent.rmdir()
     os.close(descriptor)
-
-
-# ---- what the file says ---------------------------------------------------------------------------------------------
-
-
-def _this_process(token: str) -> LockHolder:
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    process = os.getpid(), _began(os.getpid())
-    return LockHolder(token, platform.node(), started, (process,), machine=machine_here())
-
-
-def _write(descriptor: int, holder: LockHolder) -> None:
-    line = json.dumps(asdict(holder)).encode().ljust(RECORD_BYTES - 1) + b"\n"
-    os.pwrite(descriptor, line, 0)
-    os.ftruncate(descriptor, len(line))
-    os.fsync(descriptor)  # on a file server others see it now
-
-
-def _state_of(path: str) -> tuple[int, ...] | None:
-    """Return what changes when a file is written; None where it is not there, or was written so lately that another
-    write may leave the same.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < SETTLED_NANOSECONDS:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _read(path: Path) -> LockHolder | None:
-    """Return who holds the directory, as the file says, or None where it says nothing, or something else."""
-    try:
-        told = json.loads(path.read_bytes())
-        processes = tuple((int(process), str(began)) for process, began in told["processes"])
-        generation = int(told.get("generation", 1))
-        if not processes:
-            return None
-        machine = str(told.get("machine", ""))
-        return LockHolder(told["token"], told["host"], told["started"], processes, generation, machine)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _living_here(run_dir: Path) -> LockHolder | None:
-    """Return who holds the directory where that is a living process of this machine."""
-    holder = _read(run_dir / NAME)
-    return holder if holder is not None and holder.is_here and _may_live(holder) else None
-
-
-def _moved_to(descriptor: int) -> str:
-    """Return the path that an open lock file has now, where the system tells it; "" of one that was deleted.
-
-    A file server may keep that under another name for as long as it is open.
-    """
-    try:
-        there = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - it is no path where the file is gone
-        is_kept = os.fstat(descriptor).st_nlink and Path(there).name == NAME
-        return there if is_kept and os.path.exists(there) else ""  # noqa: PTH110
-    except OSError:
-        return ""
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _began(process: int) -> str:
-    """Return when a process began, in the system's own count, or "" where it has ended or the system does not say.
-
-    With the number it names a process; numbers alone are given again.
-    """
-    try:
-        told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if told[0] in "ZX" else told[19]
-
-
-def _may_live(holder: LockHolder) -> bool:
-    """Return whether a process that the file names is alive, as far as this machine can tell."""
-    if not holder.is_here:
-        return True
-    return any(_is_alive(process, began) for process, began in holder.processes)
-
-
-def _is_orphaned(holder: LockHolder | None) -> bool:
-    """Return whether the process that took the directory, on this machine, is gone: what it has started is ending."""
-    return holder is not None and holder.is_here and not _is_alive(*holder.processes[0])
-
-
-def _is_alive(process: int, began: str) -> bool:
-    return _is_there(process) and _began(process) == began
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
-    return True
-
-
-def _who(holder: LockHolder | None) -> str:
-    if not holder:
-        return "another process has locked it"
-    stopped = "; it is stopped by a signal" if holder.is_here and is_stopped(holder.processes[0][0]) else ""
-    return f"process {holder.processes[0][0]} on {holder.host} has held it since {holder.started}{stopped}"
-
-
-def _in_use(run_dir: Path, holder: LockHolder | None, unlocked: bool) -> RunInUse:
-    what = f"{run_dir} is in use by another run"
-    left = [str(each.process) for each in holders_of(run_dir / NAME)] if _is_orphaned(holder) else []
-    if left:
-        are = f"process{'es' if len(left) > 1 else ''} {', '.join(left)}"
-        because = f"{_who(holder)} and is gone, and what it has started has not ended: {are}"
-        return RunInUse(what, because, f"end that (kill -KILL {' '.join(left)}), or choose another run.dir")
-    wait = f"wait for it, stop it (kill -TERM {holder.processes[0][0]})" if holder else "wait for it, stop it"
-    if holder and holder.is_here and is_stopped(holder.processes[0][0]):
-        wait = f"let it go on (kill -CONT {holder.processes[0][0]}), {wait}"
-    gone = f"; if it is gone, delete {run_dir / NAME}: this file system has no locks" if unlocked else ""
-    return RunInUse(what, _who(holder), f"{wait}, or choose another run.dir{gone}")

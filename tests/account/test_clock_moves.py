@@ -16,7 +16,6 @@ from paceline.account.ledger import ledger_of
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.spent import spent_so_far
 from paceline.report.summary import summarise
-from paceline.run.process.generation import Generation
 from paceline.run.record import journal as journal_writer
 from paceline.run.record.journal import Journal
 from paceline.run.survive.recovered import Recovered
@@ -25,8 +24,10 @@ from paceline.spec.journal.reading import read_journal, read_kind
 from paceline.spec.journal.record import read
 from paceline.spec.journal.timing.clock import MovedClock, RunMoments, clock_here, passed_here, passed_seconds
 from paceline.spec.journal.timing.held_devices import held_in
+from paceline.supervise.again.mark_journal import mark_fault
 from paceline.supervise.crew import Crew
 from paceline.supervise.ranks_lost import RanksLost
+from paceline.supervise.told.generation import Generation
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
@@ -293,7 +294,7 @@ def test_a_fault_that_a_supervisor_puts_on_record_follows_a_note_of_how_the_cloc
     run_dir = written(tmp_path / "run", lines)
     now[0] = moved
     for _ in range(2):
-        journal_writer.mark_fault(run_dir, {"what": "rank 0 was killed", "because": "by somebody"})
+        mark_fault(run_dir, {"what": "rank 0 was killed", "because": "by somebody"})
     kinds = [line["kind"] for line in read_journal(run_dir)]
     assert kinds == ["run_started", *["clock"] * bool(moved), "fault", "fault"]
     clock = RunMoments()

@@ -20,11 +20,11 @@ from paceline.account.prices import BookPrice, PriceBook, read_prices
 from paceline.account.texts import bill_lines
 from paceline.account.timeline import held_devices
 from paceline.errors import ConfigError, StorageError
+from paceline.history.records import gather
 from paceline.observe.dash.bill_page import bill_page
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.spent import spent_so_far
 from paceline.report.html import render_html
-from paceline.report.records import gather
 from paceline.report.summary import summarise
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import read_journal

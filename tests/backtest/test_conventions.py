@@ -16,13 +16,8 @@ from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, 
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
-from paceline.plan.cost.collectives import (
-    context_collectives,
-    expert_collective,
-    gather_collectives,
-    reduce_collectives,
-    stream_collectives,
-)
+from paceline.plan.cost.collectives.of_weights import gather_collectives, reduce_collectives
+from paceline.plan.cost.collectives.within_passes import context_collectives, expert_collective, stream_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.intervals import waiting_parts
 from paceline.plan.cost.programs.known import (

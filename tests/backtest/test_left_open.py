@@ -17,7 +17,7 @@ from paceline.backtest.schema import StepRow
 from paceline.backtest.score import Scored
 from paceline.backtest.shape import shape_of
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import loss_collective, stream_collectives
+from paceline.plan.cost.collectives.within_passes import loss_collective, stream_collectives
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.time.axes import axis_components, seconds_of
 from paceline.plan.cost.time.compute import SELECTIVE_SECONDS_PER_OPERATOR

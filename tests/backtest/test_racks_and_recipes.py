@@ -9,7 +9,8 @@ import pytest
 from backtest_examples import case_of
 
 from paceline.backtest.price import software_of
-from paceline.plan.cost.collectives import expert_collective, gather_collectives
+from paceline.plan.cost.collectives.of_weights import gather_collectives
+from paceline.plan.cost.collectives.within_passes import expert_collective
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.programs.known import MEGATRON
 from paceline.plan.cost.programs.low import NVFP4, RECIPES, Recipe

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.spec.load import dump_toml, parse_spec, spec_from_dict, spec_schema, spec_to_dict
-from paceline.spec.task import GroupSpec
+from paceline.spec.steps.update import GroupSpec
 
 TEXT = """
 [task.optimizer]

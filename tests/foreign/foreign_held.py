@@ -21,7 +21,6 @@ from paceline.errors import DoesNotFit, PacelineError
 from paceline.plan.planned import Planned, plan_prepared
 from paceline.plan.prepare import prepare_task
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import join_world
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.spec.cluster import ClusterSpec
@@ -30,7 +29,9 @@ from paceline.spec.plan import PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.run import RunSpec
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.source import open_sources
 from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS

@@ -12,7 +12,8 @@ import transformers
 from tests_shared import VOCAB, PaddedText, decoder_task
 from torch import nn
 
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

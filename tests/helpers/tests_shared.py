@@ -16,7 +16,8 @@ from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
-from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
 

@@ -16,10 +16,10 @@ from runs import environment, paceline, records_of, steps_of, wait_for_step, wai
 
 from paceline.errors import ConfigError
 from paceline.launch.here import node_here, place_here
-from paceline.run.process.place import Place
 from paceline.session.nodes.launched import as_node, is_attended
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import load_spec
+from paceline.supervise.told.place import Place
 
 STEPS = 16
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]

@@ -12,7 +12,8 @@ import pytest
 from runs import ending, environment, paceline, records_of, start, wait_for_step, wait_until, write_spec
 from started.popen import Warm
 
-from paceline.lock import NAME, take
+from paceline.lock import take
+from paceline.lock_file import NAME
 
 
 def journals(run_dir: Path) -> list[str]:

@@ -15,9 +15,9 @@ from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
 from paceline.launch.here import LAUNCHERS, node_here, place_here, without_place
 from paceline.launch.slurm import first_host
-from paceline.run.process.place import Place
 from paceline.run.process.world import join_world
 from paceline.supervise.signals import STOP_SIGNALS
+from paceline.supervise.told.place import Place
 
 LOCAL = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "PACELINE_RENDEZVOUS": "file:///x"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a",

@@ -27,7 +27,7 @@ from runs import (
 
 from paceline.account.ledger import ledger_of
 from paceline.account.timeline import held_devices
-from paceline.report.records import gather
+from paceline.history.records import gather
 from paceline.spec.journal.reading import read_journal
 
 LAYOUT = "dp_shard = 2"

@@ -27,10 +27,10 @@ from runs import (
 from paceline.errors import ConfigError
 from paceline.launch.here import peer_here, place_here
 from paceline.launch.slurm import SLURM, last_host
-from paceline.run.process.place import Place
 from paceline.session.nodes import launched
 from paceline.supervise.nodes import interface
 from paceline.supervise.parent import name_process
+from paceline.supervise.told.place import Place
 
 # As slurmstepd 22.05 has set them for the second task of `srun -N2 --ntasks-per-node=1`.
 TASK = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",

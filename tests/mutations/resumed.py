@@ -22,7 +22,6 @@ from paceline.errors import VerificationFailed
 from paceline.run import assemble as assemble_module
 from paceline.run.loop.training import Training
 from paceline.run.numerics.precision import LossScaler
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
@@ -30,7 +29,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 STEPS, STOP = 6, 3  # a run's length, and where the disturbed one is stopped

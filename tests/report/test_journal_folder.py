@@ -11,10 +11,11 @@ import report_journals as journals
 
 from paceline.errors import StorageError
 from paceline.report.build import build_report
-from paceline.run.record.journal import Journal, mark_end
+from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import RunStarted, parse
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.record import now, read
+from paceline.supervise.again.mark_journal import mark_end
 
 
 def write_start(run_dir: Path) -> Journal:

@@ -9,12 +9,12 @@ import pytest
 from report_journals import write
 
 from paceline.account.timeline import held_devices
+from paceline.history.goodput import goodput_text
+from paceline.history.phases import BETWEEN, PAUSED
+from paceline.history.records import gather
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.spent import spent_so_far
-from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
-from paceline.report.phases import BETWEEN, PAUSED
-from paceline.report.records import gather
 from paceline.report.summary import summarise
 
 BEGAN = 1_000_000.0

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import report_journals as journals
 
-from paceline.report import compare, phases
+from paceline.history import phases
+from paceline.report import compare
 from paceline.report.build import report_lines
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise

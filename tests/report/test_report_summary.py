@@ -14,10 +14,10 @@ import report_journals as journals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.history.records import gather
 from paceline.plan.learn.observe import _steady
 from paceline.report.compare import basis_of, memory_group, reference_start, time_group
 from paceline.report.html import render_html
-from paceline.report.records import gather
 from paceline.report.series import thin, trend
 from paceline.report.summary import summarise
 from paceline.spec.journal.reading import read_journal, read_records

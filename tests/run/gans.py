@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from programs import ROWS, WIDTH, Block, Rows
 from torch import Tensor, nn
 
-from paceline.spec.task import GroupSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec, ScheduleSpec
+from paceline.spec.task import Task, TurnSpec
 from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.spec.layout import Layout
-from paceline.spec.task import OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 

@@ -17,7 +17,8 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 
 STEPS = 4
 EXPERTS = ModelSpec("moe-2m", hidden=32, layers=3, heads=4, kv_heads=2, ffn=24, vocab=VOCAB, balance="bias")

@@ -13,7 +13,6 @@ from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.cluster.here.prepare import Switched
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord, StepRecord
@@ -22,6 +21,7 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 STEPS = 4

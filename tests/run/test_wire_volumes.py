@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import collectives, expert_passes
+from paceline.plan.cost.collectives.of_a_step import collectives
+from paceline.plan.cost.collectives.within_passes import expert_passes
 from paceline.plan.cost.sheet import PricedTask
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream

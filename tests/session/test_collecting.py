@@ -14,8 +14,8 @@ from tests_shared import decoder_task
 import paceline
 from paceline import Run
 from paceline.run.loop import between_steps
-from paceline.run.process.place import Place
 from paceline.session import run as session_run
+from paceline.supervise.told.place import Place
 from paceline.units import Amount
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.spec.optimizers import RULES, optimizer_key, state_values, use_of
-from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 
 MORE = {"adamw": {"amsgrad": True}, "adam": {"amsgrad": True}, "rmsprop": {"momentum": 0.9, "centered": True}}
 CASES = [

@@ -20,10 +20,6 @@ from runs import wait_until
 from tests_shared import SEQ_LEN, plan_of
 
 from paceline.lock import RunLock
-from paceline.run.process.brief import Brief
-from paceline.run.process.generation import Generation
-from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
-from paceline.run.survive.health.sight import nobody_knows
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
@@ -36,7 +32,11 @@ from paceline.supervise.nodes import link
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.member import Member
+from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.supervise.pulses.sight import nobody_knows
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import Generation
 
 NODES, EACH = 16, 8
 
@@ -196,7 +196,7 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
     wire: Any = SimpleNamespace(send=sent.append, address="127.0.0.1")
     agent = Agent(tmp_path, cast(Starter, SimpleNamespace(close=lambda: None)), 0, EACH, {})
     limits = {"factor": 8.0, "minimum": 10.0, "elsewhere": 600.0}
-    agent._do({"world": 1, "members": [0], "files": {}, "limits": limits}, wire)
+    agent._do({"world": 1, "members": [[0, 1]], "files": {}, "limits": limits}, wire)
     agent._ranks.update({rank: rank for rank in range(EACH)})
 
     def beat(rank: int, phase: str, step: int) -> None:
@@ -237,7 +237,7 @@ def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypat
         "generation.json": (told / "generation.json").read_text(),
     }
     wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
-    agent._do({"world": 3, "members": [0], "files": files, "limits": None}, wire)
+    agent._do({"world": 3, "members": [[0, 1]], "files": files, "limits": None}, wire)
     now[0] += 20.0
     left = json.loads(json.dumps(agent.hello()))
     agent.close()

@@ -19,7 +19,6 @@ from tests_shared import decoder_task, plan_of
 
 from paceline.errors import DoesNotFit
 from paceline.patience import Patience
-from paceline.run.process.brief import Brief
 from paceline.scratch import Scratch
 from paceline.session import replanner
 from paceline.session.ready.prove import Proven
@@ -37,6 +36,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import Brief
 
 NINE = plan_of(Layout(dp_replicate=9), batch=18)
 BRIEF = Brief(NINE, 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())

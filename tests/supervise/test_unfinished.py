@@ -13,15 +13,16 @@ from tests_shared import plan_of
 from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import StorageError
 from paceline.lock import RunLock, take
-from paceline.run.process.brief import Brief
-from paceline.run.process.generation import Generation
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.recovery import RecoverySpec
-from paceline.supervise.again.generations import Fallen, Generations
+from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import Generation
 
 BRIEF = Brief(plan_of(Layout()), 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 DIED = Outcome(137, {"error": "WorkerDied", "what": "rank 0 of 1 was ended by SIGKILL", "because": "", "try": ""})

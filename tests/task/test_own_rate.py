@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
 from paceline.errors import ConfigError
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
 from paceline.task.optimizer.schedule import course_of, learning_rate
 
 PEAK, STEPS = 0.02, 40

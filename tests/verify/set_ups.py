@@ -16,7 +16,8 @@ from torch import nn
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.build import build_model
 
 EQUAL, EITHER = ("equal",), ("equal", "ill-conditioned")

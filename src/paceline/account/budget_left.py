@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.account.timeline import held_devices
+from paceline.history.records import Records, number, table, text
 from paceline.plan.learn.curve import ExpectedLoss, expected_loss
-from paceline.report.records import Records, number, table, text
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.timing.held_devices import held_by_others
 from paceline.spec.survive.budget import BUDGETS, SharedBudgetSpec

@@ -21,7 +21,7 @@ from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.cluster.grid.figures import WATTTIME, GridFigures, mean_of, read_figures
 from paceline.errors import ConfigError
-from paceline.report.records import gather, number, table, text
+from paceline.history.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import AMOUNTS, JOULES_PER_KWH, rate_of
 from paceline.spec.journal.watching import NodeSample

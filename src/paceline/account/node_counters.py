@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.account.node_use import NodeUse
-from paceline.report.records import number, table, text
+from paceline.history.records import number, table, text
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import JOULES_PER_KWH
 from paceline.spec.journal.watching import NodeSample

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.report.records import Records
+from paceline.history.records import Records
 from paceline.spec.journal.kinds import RecoveryRecord
 from paceline.spec.journal.timing.held_devices import Period, joined
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.account.starting import unclaimed_starting
-from paceline.report.phases import lost_mask
-from paceline.report.records import Records, number
+from paceline.history.phases import lost_mask
+from paceline.history.records import Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RecoveryRecord
 from paceline.spec.journal.timing.held_devices import HeldTime, held_time
 

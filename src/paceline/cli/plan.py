@@ -144,7 +144,7 @@ def _draw(found: Answer, options: argparse.Namespace) -> None:
     from paceline.plan.planned import Planned
 
     if options.timeline and isinstance(found, Planned):
-        from paceline.simulate.schedules.steps import write_timeline
+        from paceline.plan.schedules.steps import write_timeline
 
         write_timeline(found, Path(options.timeline))
     if options.picture and isinstance(found, Planned):

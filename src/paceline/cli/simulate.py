@@ -100,7 +100,7 @@ def _plain(result: PolicyResult) -> dict[str, object]:
 def _write_files(options: argparse.Namespace, found: Simulation) -> None:
     from paceline.simulate.draw import intervals_svg
     from paceline.simulate.files import write_text
-    from paceline.simulate.schedules.perfetto import run_trace
+    from paceline.simulate.perfetto import run_trace
 
     if options.trace:
         write_text(Path(options.trace), run_trace(found.first_run()))

@@ -6,7 +6,7 @@ from paceline.launch.launcher import Environ, Launcher
 from paceline.launch.local import LOCAL
 from paceline.launch.slurm import SLURM
 from paceline.launch.torchrun import TORCHRUN
-from paceline.run.process.place import Place
+from paceline.supervise.told.place import Place
 
 LAUNCHERS: tuple[Launcher, ...] = (LOCAL, TORCHRUN, SLURM)  # who is asked, in order: the first that knows counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from paceline.launch.launcher import Environ, Launcher, Ranks3
-from paceline.run.process.place import KEPT_STORE
+from paceline.supervise.told.place import KEPT_STORE
 
 NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK")  # torchrun's, and Ray Train's (2.60, ray/train/torch/config.py)
 

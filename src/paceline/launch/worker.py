@@ -15,7 +15,6 @@ from pathlib import Path
 from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import PacelineError, Requeue, first_line
 from paceline.launch.here import place_here
-from paceline.run.process.brief import take_brief
 from paceline.run.process.handover import take_over
 from paceline.said import flush_said
 from paceline.supervise.forked import leave
@@ -23,6 +22,7 @@ from paceline.supervise.groups import end_own_group
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import report_error
+from paceline.supervise.told.brief import take_brief
 
 
 def guarded(work: Callable[[], object]) -> int:

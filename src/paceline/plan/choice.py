@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import matrix_peak
 from paceline.plan.learn.correct import Learnt
-from paceline.plan.search.search import SearchResult
+from paceline.plan.search.found import SearchResult
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
 from paceline.spec.load import Spec

@@ -19,10 +19,11 @@ from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.contest import Contest, contest
+from paceline.plan.risk.expected import Expected, expected_run
+from paceline.plan.search.found import SearchResult
 from paceline.plan.search.front import Front, front_plans
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.search import search
 from paceline.plan.unused import unused_options
-from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
 from paceline.spec.load import Spec

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from paceline.account.advice.advise import advice_line
 from paceline.errors import ConfigError, StorageError
-from paceline.observe.verdict.verdict import COMPUTE
+from paceline.history.goodput import goodput_text
 from paceline.report.compare import ENERGY, MEMORY, STEP_TIME
 from paceline.report.format import signed_percent
-from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
 from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
+from paceline.verdict.verdict import COMPUTE
 
 FILE = "report.html"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.history.phases import Start
+from paceline.history.records import NO_START, Records, StepTable, number, table, text
 from paceline.report.format import plural
-from paceline.report.phases import Start
-from paceline.report.records import NO_START, Records, StepTable, number, table, text
 from paceline.report.watched.metered import metered_energy
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.history.records import SECONDS, Records, StepTable, number, table
 from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median
-from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, RunStarted
 from paceline.spec.journal.steady import FIRST

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from paceline.account.advice.advise import advice_line
+from paceline.history.goodput import goodput_text
+from paceline.history.phases import BETWEEN, LOST, PAUSED
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
@@ -19,10 +21,8 @@ from paceline.report.drawn.figures import (
 )
 from paceline.report.drawn.markup import esc, pill, section
 from paceline.report.format import UNKNOWN, quantities, signed_percent, utc
-from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written_texts import written_rows
-from paceline.report.phases import BETWEEN, LOST, PAUSED
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_loss, format_seconds

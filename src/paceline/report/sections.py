@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from paceline.config.values import toml, toml_key
+from paceline.history.records import number, table
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.drawn.markup import difference, esc, known, listing, note_html, pill, shown, table_html, tag
 from paceline.report.format import figure, quantities, utc
-from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
 from paceline.units import format_bytes, format_count, format_loss, format_rate, format_seconds
 

@@ -12,7 +12,9 @@ import numpy as np
 from paceline.account.advice.advice import CostAdvice
 from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import BudgetLeft, budgets_left
-from paceline.observe.verdict.verdict import BoundVerdict
+from paceline.history.goodput import MeasuredGoodput, goodput_of
+from paceline.history.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
+from paceline.history.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.plan.explain.hours import day_text
 from paceline.report.bound.found import bound_of
 from paceline.report.compare import (
@@ -26,12 +28,9 @@ from paceline.report.compare import (
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural, quantities, signed_percent
-from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
 from paceline.report.held_out.written_texts import WrittenTexts, written_of
 from paceline.report.notebook.table import inline_html
-from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
-from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
 from paceline.report.watched.lines import health_lines, nodes_seen
 from paceline.spec.journal.kinds import (
@@ -48,6 +47,7 @@ from paceline.spec.journal.kinds import (
 from paceline.spec.journal.record import SCHEMA, own_fields, plain
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.units import format_seconds
+from paceline.verdict.verdict import BoundVerdict
 
 UNFINISHED = "unfinished"
 

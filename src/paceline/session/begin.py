@@ -8,8 +8,6 @@ from collections.abc import Callable
 from paceline.errors import ConfigError
 from paceline.lock import RunLock, take
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.process.brief import Brief, brief_from_json
-from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.said import say_line
 from paceline.session.ready.brief import confirm_and_price, proven_brief
@@ -18,6 +16,8 @@ from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.parent import end_with_launcher
+from paceline.supervise.told.brief import Brief, brief_from_json
+from paceline.supervise.told.place import Place
 
 Say = Callable[[str], None]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import RunLock
-from paceline.run.record.journal import mark_end
 from paceline.spec.journal.redact import Redactor
+from paceline.supervise.again.mark_journal import mark_end
 from paceline.supervise.blame import Outcome
 
 Say = Callable[[str], None]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.process.brief import Brief
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.ready.prove import Proven, prove
 from paceline.spec.cluster import ClusterSpec
@@ -23,6 +22,7 @@ from paceline.spec.plan import PlanSpec
 from paceline.supervise.again.elastic import Replanned
 from paceline.supervise.groups import Process, kill_group
 from paceline.supervise.supervisor import starter
+from paceline.supervise.told.brief import Brief
 from paceline.units import format_durations
 from paceline.verify.process.group import cold_words
 

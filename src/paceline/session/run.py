@@ -28,11 +28,8 @@ from paceline.lock import RunLock, take
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.handover import hand_over, holds_objects
-from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
-from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
@@ -53,10 +50,13 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.again.mark_journal import mark_end
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
+from paceline.supervise.told.brief import BRIEF_VARIABLE, Brief, take_brief
+from paceline.supervise.told.place import Place
 from paceline.task.data.listed_once import list_anew, listed_once
 from paceline.uncaught import is_prompt
 

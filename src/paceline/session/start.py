@@ -18,7 +18,6 @@ from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.plan.explain.hours import hours_lines
 from paceline.plan.planned import Planned, plan_prepared, plan_task
-from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.scratch import Scratch
@@ -42,6 +41,7 @@ from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
+from paceline.supervise.told.brief import BRIEF_VARIABLE, Brief
 from paceline.supervise.trace_signal import traced_by_signal
 from paceline.task.data.listed_once import list_anew, listed_once
 from paceline.task.models.sizes import is_named

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.errors import ConfigError
 from paceline.lock import RunLock
-from paceline.run.process.brief import Brief
 from paceline.said import say_line
 from paceline.session.ahead import STANDBY
 from paceline.session.replanner import Replanner
@@ -26,6 +25,7 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import starter
+from paceline.supervise.told.brief import Brief
 
 Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"

@@ -21,7 +21,7 @@ from typing import Any
 from paceline.config.plain import object_path
 from paceline.errors import ConfigError, MissingExtra, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
-from paceline.spec.task import OptimizerSpec
+from paceline.spec.steps.update import OptimizerSpec
 
 Takes = Mapping[str, str | tuple[str, ...]]  # argument -> option, or a tuple of options
 ADAM: Takes = {"betas": ("beta1", "beta2"), "eps": "eps", "weight_decay": "weight_decay"}

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from paceline.errors import Requeue
 from paceline.patience import Patience
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
+from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from paceline.errors import PacelineError, Requeue
 from paceline.patience import Patience
-from paceline.run.process.generation import FORKED, RESTARTED
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.groups import Process
 from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import StartsRank
+from paceline.supervise.told.generation import FORKED, RESTARTED
 
 # No process, memory or descriptor is left for a moment; what else a start fails by stays.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)

@@ -19,7 +19,6 @@ from paceline.cluster.here.waiting import waiting
 from paceline.errors import PacelineError, Requeue, of_rank
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.scratch import Scratch
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.blame import Outcome, leave_error, outcome_of
@@ -28,6 +27,7 @@ from paceline.supervise.groups import HASHES_ALIKE, Process, collect
 from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.signals import ForwardingFlag, forward_signals
 
 GRACE_SECONDS = 15.0

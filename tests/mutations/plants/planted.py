@@ -34,7 +34,8 @@ from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.updates.optimizer import build_optimizer
 from paceline.spec import layout as layout_module
 from paceline.spec.plan import Plan
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.order import many_steps
 
 Patch = pytest.MonkeyPatch

@@ -13,8 +13,8 @@ import pytest
 from observe.alerts.alert_journals import started, step
 from runs import wait_until
 
-from paceline.lock import NAME as LOCK_NAME
 from paceline.lock import while_free
+from paceline.lock_file import NAME as LOCK_NAME
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.observe.alerts.watch_of_run import tell_of_loss, watch_of

@@ -12,12 +12,12 @@ import pytest
 import report_journals as journals
 
 from paceline.account.budget_left import nobody
+from paceline.history.phases import surviving
+from paceline.history.records import gather
 from paceline.observe.dash import page_parts
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.spent import left_so_far, seconds_left, spent_so_far
-from paceline.report.phases import surviving
-from paceline.report.records import gather
 from paceline.report.summary import summarise
 
 RUNS = [journals.complete, journals.resumed, journals.failed, journals.one_step]

@@ -10,7 +10,8 @@ import pytest
 from plan_examples import block, cluster, opened, profile
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import _copies_share, collectives, expert_collective
+from paceline.plan.cost.collectives.of_a_step import collectives
+from paceline.plan.cost.collectives.within_passes import _copies_share, expert_collective
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.programs.known import MEGATRON_BRIDGE

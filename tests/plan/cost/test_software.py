@@ -9,10 +9,12 @@ import pytest
 from plan_examples import block, cluster, measured, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import _copies_share
+from paceline.plan.cost.collectives.within_passes import _copies_share
 from paceline.plan.cost.components import total
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.memory.peak_memory import HeldAtPeak, memory_components
+from paceline.plan.cost.memory.activations import activations
+from paceline.plan.cost.memory.held_at_peak import HeldAtPeak
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
 from paceline.plan.cost.memory.usable import HEADROOM, needed
 from paceline.plan.cost.pricing import memory_of, needed_bytes, price
@@ -214,7 +216,7 @@ def test_the_head_of_an_interleaved_pipeline_keeps_one_micro_batch() -> None:
     kept = {}
     for layers in (MODEL, model):
         sheet = PricedTask(layers, cluster(2), 64, 1).sheet(plan(Layout(pp=2), 4, **fields))
-        kept[layers is model] = HeldAtPeak(sheet)._activations()[0].values[-1]
+        kept[layers is model] = activations(HeldAtPeak(sheet))[0].values[-1]
     assert kept[True] - kept[False] == pytest.approx(4 * 4 * 7e5), "a micro-batch of four samples in fp32"
 
 

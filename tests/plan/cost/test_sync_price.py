@@ -9,7 +9,8 @@ from plan_examples import cluster, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.feasible.refusals import copies_in_step, plan_refusal
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.sync import Sync

@@ -7,7 +7,8 @@ from plan_examples import cluster, opened, profile
 
 from paceline.plan.explain.alternatives import alternatives
 from paceline.plan.explain.difference import difference, plan_options
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.units import Seconds

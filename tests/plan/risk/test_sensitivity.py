@@ -16,7 +16,8 @@ from paceline.plan.explain.screen import screen_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.risk.sensitivity import PRECISE, calibrated_as
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import CalibrationStep, Cluster, Link

@@ -15,7 +15,8 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.cost.pricing import memory_widths
 from paceline.plan.risk.chance import chance_above
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.plan.search.values import SAFE, Values, goal_values
 from paceline.spec.cluster import Figure
 from paceline.spec.load import dump_toml, parse_spec, spec_from_dict, spec_to_dict

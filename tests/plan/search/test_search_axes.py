@@ -16,7 +16,8 @@ from paceline.plan.cost.bill import busy_share
 from paceline.plan.cost.pricing import price, step_seconds
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible import refusals
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.plan.search.space import TRIED_RECOMPUTE, micro_batches
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec

@@ -14,7 +14,8 @@ from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.placement.traffic import axis_traffic
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
 from paceline.spec.profile import ModelProfile

@@ -10,7 +10,8 @@ from plan_examples import cluster, measured, profile
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.recall import learn
-from paceline.plan.search.search import Candidate, SearchResult, search
+from paceline.plan.search.found import Candidate, SearchResult
+from paceline.plan.search.search import search
 from paceline.plan.search.uncut import PROOF_SECONDS
 from paceline.plan.search.values import SAFE
 from paceline.spec.cluster import Cluster, Figure

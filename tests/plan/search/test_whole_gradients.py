@@ -8,7 +8,8 @@ from plan_examples import cluster, profile
 
 from paceline.errors import ConfigError
 from paceline.plan.cost.memory.usable import HEADROOM
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.found import SearchResult
+from paceline.plan.search.search import search
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import Cluster, Figure, Link
 from paceline.spec.plan import Plan, PlanSpec

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

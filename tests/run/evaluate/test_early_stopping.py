@@ -13,11 +13,11 @@ from tests_shared import plan_of
 
 from paceline.report.build import write_report
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import load_spec
+from paceline.supervise.told.brief import Brief
 
 STEPS, SEQ_LEN = 9, 16
 EVALUATE = """

@@ -20,7 +20,8 @@ from paceline.run.loop.loader import held_out_ids
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
-from paceline.spec.task import ScheduleSpec, Task
+from paceline.spec.steps.update import ScheduleSpec
+from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.objective import next_token_logits

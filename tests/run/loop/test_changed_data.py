@@ -17,7 +17,6 @@ from paceline.checkpoint import read_manifest
 from paceline.errors import ConfigError
 from paceline.run.loop import in_world
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.updates.growth import followed_before
 from paceline.run.updates.selection import chosen_before
@@ -29,6 +28,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.supervise.told.brief import Brief
 from paceline.task.data import described
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.rows import kept_rows, packed_source

@@ -18,7 +18,6 @@ from paceline.errors import ConfigError, DataError
 from paceline.plan.learn.observe import observe_run
 from paceline.run.loop.step import Stepper
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.updates.growth import BatchGrowth, growth_of
 from paceline.spec.cluster import ClusterSpec
@@ -27,6 +26,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.steps.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
+from paceline.supervise.told.brief import Brief
 from paceline.units import parse_amount
 
 

@@ -14,7 +14,6 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from paceline.errors import VerificationFailed
 from paceline.run.loop.training import Training
 from paceline.run.numerics.precision import LossScaler
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.updates.growth import BatchGrowth
 from paceline.spec.cluster import ClusterSpec
@@ -23,6 +22,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.steps.growth import GrowthSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 BATCH = 12

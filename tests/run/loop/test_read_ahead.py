@@ -19,7 +19,6 @@ from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -27,6 +26,7 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.read_ahead import THREAD_NAME, ReadAhead

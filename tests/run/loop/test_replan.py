@@ -22,9 +22,7 @@ from paceline.checkpoint import training_state
 from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.process.brief import Brief
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, abort_groups
-from paceline.run.process.place import Place
 from paceline.run.process.world import World, build_mesh, join_next
 from paceline.run.survive.saving.pieces import name_of
 from paceline.spec.cluster import ClusterSpec
@@ -39,6 +37,8 @@ from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.supervise.nodes.held_in_memory import PIECES_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.place import Place
 from paceline.units import Amount
 
 STEPS, EACH = 8, 2

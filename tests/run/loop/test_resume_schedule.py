@@ -14,7 +14,6 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from paceline.checkpoint import find_latest, read_manifest
 from paceline.errors import VerificationFailed
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -22,7 +21,8 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.units import Amount
 

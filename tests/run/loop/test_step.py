@@ -22,7 +22,7 @@ from paceline.run.numerics.randomness.seeds import seed_at
 from paceline.run.parallel.apply import apply_plan
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.spec.layout import Layout
-from paceline.spec.task import OptimizerSpec
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 

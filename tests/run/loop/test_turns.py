@@ -18,7 +18,8 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 
 STEPS = 20

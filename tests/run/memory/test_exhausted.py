@@ -47,7 +47,6 @@ from paceline.run.memory.exhausted import (
 )
 from paceline.run.memory.live import largest_live
 from paceline.run.memory.spent import MemoryMeter
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.recorder import describe
 from paceline.run.survive.saving import peers
@@ -62,6 +61,7 @@ from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import SmallerPlan
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.supervise.nodes.held_in_memory import PIECES_VARIABLE
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 # After a few passes a rank's address space is limited to what it has: the allocator fails as on a full machine.

@@ -15,7 +15,6 @@ from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of, world_here
 
 from paceline.run.loop.training import Training
 from paceline.run.memory.spent import MemoryMeter
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.survive.health import pressure
 from paceline.spec.cluster import ClusterSpec
@@ -24,6 +23,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.order.of_source import FiledOrder
 from paceline.units import Amount
 

@@ -25,8 +25,9 @@ from paceline.run.survive.health.guard import guard_of
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.task import ModelSpec, Task
 
 __all__ = ["without_values"]
 EXPERTS = ModelSpec("moe-2m", hidden=32, layers=3, heads=4, kv_heads=2, ffn=24, vocab=VOCAB, balance="bias")

@@ -13,7 +13,7 @@ from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.verify.compare.layout import compare
 
 LAYOUTS = [Layout(tp=2, cp=2), Layout(tp=2, pp=2), Layout(cp=2, pp=2)]

@@ -21,7 +21,6 @@ from paceline.errors import ConfigError
 from paceline.run.evaluate.held_out_metrics import Sums
 from paceline.run.loop.loader import MicroBatch, StepBatch
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.neighbours import Neighbours
 from paceline.run.process.world import World, join_world
 from paceline.run.record.samples_read import ids_read
@@ -34,6 +33,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.task import ModelSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.models.build import build_model
 from paceline.units import Amount
 

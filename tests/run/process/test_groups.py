@@ -22,7 +22,6 @@ from paceline.errors import ConfigError
 from paceline.foreign_errors import is_of_gloo
 from paceline.run.process import gathering, groups, sockets
 from paceline.run.process.groups import abort_groups, own_part
-from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.world import build_mesh, join_next, join_world
 from paceline.run.survive.survivor import is_lost_peer
 from paceline.spec.layout import Layout
@@ -30,6 +29,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
+from paceline.supervise.told.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.system.descriptors import make_room
 
 AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}

@@ -20,9 +20,11 @@ import torch
 from runs import environment, is_running, run_patiently
 
 from paceline import lock as lock_module
+from paceline import lock_file
 from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import RunInUse, StorageError
-from paceline.lock import LOCK_VARIABLE, NAME, RunLock, is_live, live_since, take
+from paceline.lock import LOCK_VARIABLE, RunLock, is_live, live_since, take
+from paceline.lock_file import NAME
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_journal
@@ -273,14 +275,14 @@ def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
 def test_a_file_is_read_again_only_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record looks at the file."""
     reads: list[Path] = []
-    read = lock_module._read
-    monkeypatch.setattr(lock_module, "_read", lambda path: reads.append(path) or read(path))
+    read = lock_module.read_holder
+    monkeypatch.setattr(lock_module, "read_holder", lambda path: reads.append(path) or read(path))
     with take(tmp_path) as lock:
         reads.clear()
         lock.check()
         lock.check()
         assert len(reads) == 2, "it was written a moment ago: another write could leave the same times"
-        monkeypatch.setattr(lock_module, "SETTLED_NANOSECONDS", 0)
+        monkeypatch.setattr(lock_file, "SETTLED_NANOSECONDS", 0)
         for _ in range(3):
             lock.check()
         assert len(reads) == 3
@@ -314,7 +316,7 @@ def test_without_locks_the_processes_of_the_file_decide(
     without_locks(monkeypatch)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    own = lock_module._began(os.getpid())
+    own = lock_file.began_at(os.getpid())
     texts: dict[str, Any] = {
         "ourselves": record(os.getpid(), own), "nobody": record(gone.pid, "12"),
         "elsewhere": record(1, "1", "far-away"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunInUse, StorageError
-from paceline.lock import LOCK_VARIABLE, NAME, RunLock, take
+from paceline.lock import LOCK_VARIABLE, RunLock, take
+from paceline.lock_file import NAME
 
 
 def as_rank(lock: RunLock, descriptor: str) -> RunLock:

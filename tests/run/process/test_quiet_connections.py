@@ -18,8 +18,8 @@ from distributed import run_ranks
 from paceline.patience import Patience
 from paceline.run.process import sockets
 from paceline.run.process.groups import abort_groups
-from paceline.run.process.place import Place
 from paceline.run.process.world import join_next, join_world
+from paceline.supervise.told.place import Place
 
 LIMIT_SECONDS = 15.0
 IN_A_ROW = 20

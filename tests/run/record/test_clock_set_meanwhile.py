@@ -20,8 +20,7 @@ from paceline.report.summary import summarise
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.observe.node import SamplesOfFirst
-from paceline.run.process.brief import Brief
-from paceline.run.record.journal import Journal, mark_end, mark_fault
+from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
@@ -33,6 +32,8 @@ from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.journal.timing.held_devices import held_in
 from paceline.spec.journal.watching import NodeSample
 from paceline.spec.layout import Layout
+from paceline.supervise.again.mark_journal import mark_end, mark_fault
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 KILLED = {"what": "rank 0 was killed", "because": "by somebody"}

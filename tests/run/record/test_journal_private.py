@@ -17,9 +17,8 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from paceline.cli.main import main
 from paceline.report.build import write_report
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.record.journal import Journal, mark_end
+from paceline.run.record.journal import Journal
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord, RunStarted
@@ -30,6 +29,8 @@ from paceline.spec.journal.redact import MARK, Redactor
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.again.mark_journal import mark_end
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 STEPS = 2

@@ -12,7 +12,6 @@ import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.record.tensorboard import TensorBoardSink, asked_sinks
@@ -24,6 +23,7 @@ from paceline.spec.journal.record import Record, now, plain, read
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 

@@ -15,8 +15,9 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.plan import Plan
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.sync import Sync
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.objective import next_token
 from paceline.verify.reference.passes import reference_model

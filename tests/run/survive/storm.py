@@ -104,9 +104,9 @@ def main(folder: Path) -> None:
 def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     """Start a story once; return its exit code, and what ended it because of what."""
     from paceline.launch.worker import guarded
-    from paceline.run.record.journal import mark_end
     from paceline.spec.layout import Layout
     from paceline.supervise import supervisor
+    from paceline.supervise.again.mark_journal import mark_end
     from paceline.supervise.forked import fork
     from paceline.supervise.supervisor import supervise_started
 
@@ -191,8 +191,8 @@ def _brief(spec: Any, layout: Any, story: Story) -> Any:
     from tasks_of_storms import OF_ONE_TEST, TASKS
     from tests_shared import SEQ_LEN, plan_of
 
-    from paceline.run.process.brief import Brief
     from paceline.spec.journal.planned import PlannedRecord
+    from paceline.supervise.told.brief import Brief
 
     own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
     changes = own.plan if own else {"micro_batch": story.micro_batch}

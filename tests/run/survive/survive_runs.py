@@ -16,7 +16,6 @@ from torch import nn
 
 from paceline.checkpoint import list_checkpoints, verify_checkpoint
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -27,6 +26,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.task import Task
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 STEPS = 8

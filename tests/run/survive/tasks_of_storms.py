@@ -15,8 +15,9 @@ from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.steps.selection import SelectionSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec, ScheduleSpec
 from paceline.spec.sync import Sync
-from paceline.spec.task import DataSpec, GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec, HeldOutSetSpec
 from paceline.units import Amount
 

@@ -11,7 +11,6 @@ import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -21,6 +20,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
 from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
+from paceline.supervise.told.brief import Brief
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import resolve_decoder
 

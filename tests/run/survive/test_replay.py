@@ -17,7 +17,6 @@ from paceline.errors import VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.survive.replay import (
     TOLERANCES,
@@ -34,6 +33,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.task import ModelSpec
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 STEPS, SAVED, KILLED = 8, 4, 6  # a run of so many steps, saved after the fourth, killed after the sixth

@@ -14,7 +14,6 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.checkpoint import list_checkpoints
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.survive.written_by import other_writer, written_by
 from paceline.spec.cluster import ClusterSpec
@@ -23,6 +22,7 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.own_code import modules_named
 from paceline.units import Amount
 

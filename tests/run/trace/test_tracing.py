@@ -18,7 +18,6 @@ from paceline.errors import DataError
 from paceline.lock import take
 from paceline.observe.traces.trace_spans import read_trace
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.trace.tensors import grown, tensors_held
 from paceline.session.verbs.tracing import summaries, take_trace
@@ -37,6 +36,7 @@ from paceline.spec.watch.traced import (
     trace_file,
     trace_under_way,
 )
+from paceline.supervise.told.brief import Brief
 from paceline.units import Amount
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from paceline.errors import ConfigError, MissingExtra
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import check_options, state_values, use_of
-from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.task.optimizer.update_scope import scope_known
 from paceline.verify.compare.layout import compare
 from paceline.verify.twin.task import SMALLEST_8BIT, twin_optimizer

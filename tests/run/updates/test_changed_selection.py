@@ -18,7 +18,6 @@ from tests_shared import plan_of
 
 from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -28,6 +27,7 @@ from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.prepare.prepare import prepare
 
 MODEL = ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32)

@@ -16,7 +16,8 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.spec.layout import Layout
-from paceline.spec.task import GroupSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec, ScheduleSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.layer_rates import layer_scales

@@ -24,7 +24,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, parse_spec
 from paceline.spec.optimizers import RULES, check_options, use_of
 from paceline.spec.plan import Plan
-from paceline.spec.task import GroupSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 from paceline.task.optimizer.groups import check_groups

@@ -25,7 +25,8 @@ from paceline.run.updates.selection import BatchSelection, CandidateBatches
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, check
 from paceline.spec.steps.selection import SelectionSpec
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.order.chosen import ONE, of_mask
 from paceline.task.models.layers.loss import LabelsByRow
 from paceline.task.objective import _summed_cross_entropy, classification

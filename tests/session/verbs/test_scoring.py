@@ -13,7 +13,6 @@ from tests_shared import plan_of
 
 from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.session.verbs.scoring import score_documents
 from paceline.spec.cluster import ClusterSpec
@@ -21,7 +20,9 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.source import open_sources
 from paceline.task.objective import next_token
 

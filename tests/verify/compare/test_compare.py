@@ -17,7 +17,8 @@ from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.sources.digits import open_digits
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.measures import tensor_differences

@@ -12,7 +12,8 @@ from paceline.run.loop.routing import RouterWatch
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.verify.compare.layout import compare
 from paceline.verify.story.story import story
 

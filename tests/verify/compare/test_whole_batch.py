@@ -25,7 +25,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.held import buffers_kept
 from paceline.task.profile.apart import trace_task
 from paceline.units import Amount

@@ -19,7 +19,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.proof.records import CheckProof, Proof
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.objective import next_token
 from paceline.units import Amount
 from paceline.verify.compare.diagnosis import Diagnosis, told

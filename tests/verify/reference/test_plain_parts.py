@@ -16,7 +16,8 @@ from paceline.run.process.world import join_world
 from paceline.spec.adapt.adapter import AdapterSpec, proof_adapter
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.adapt import linear
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.adapt.noise import EmbeddingNoise

@@ -18,7 +18,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec, course_of
-from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec, ScheduleSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.optimizer.schedule import learning_rate

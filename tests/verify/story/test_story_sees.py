@@ -28,7 +28,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec, Piece
 from paceline.spec.steps.selection import SelectionSpec
-from paceline.spec.task import GroupSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
+from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.data.order import many_steps
 from paceline.units import Amount

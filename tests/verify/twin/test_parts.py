@@ -13,7 +13,8 @@ from paceline.run.loop.loader import split_rows
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
-from paceline.spec.task import DataSpec, ModelSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import ScheduleSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.layers.attention import CausalAttention, scaled_attention
 from paceline.verify.process.group import Job
 from paceline.verify.reference.plain_attention import plain_attention

@@ -13,7 +13,8 @@ from tests_shared import VOCAB, PaddedText
 from paceline.plan.feasible.refusals import layout_refusal
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.plan import Plan
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 from paceline.verify.process.every import every_layout

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.observe.verdict.verdict import BoundVerdict
-from paceline.report.goodput import MeasuredGoodput
-from paceline.report.records import Records
+from paceline.history.goodput import MeasuredGoodput
+from paceline.history.records import Records
 from paceline.spec.journal.kinds import RunStarted
+from paceline.verdict.verdict import BoundVerdict
 
 SURE = ("measured", "likely", "rough")  # how sure a saving is: the surest first
 LEAST_SHARE = 0.01  # of a run's cost, below which nothing is advised

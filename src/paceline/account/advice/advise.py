@@ -12,12 +12,12 @@ from paceline.account.advice.hours import other_hours
 from paceline.account.advice.memory import micro_batch_headroom
 from paceline.account.advice.places import greener_region
 from paceline.account.timeline import held_devices
-from paceline.observe.verdict.verdict import BoundVerdict
-from paceline.report.goodput import MeasuredGoodput
-from paceline.report.records import Records
+from paceline.history.goodput import MeasuredGoodput
+from paceline.history.records import Records
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.kinds import RunStarted
 from paceline.units import format_count
+from paceline.verdict.verdict import BoundVerdict
 
 ADVISERS: tuple[Callable[[AdviceEvidence], CostAdvice | None], ...] = (
     idle_devices, other_device, checkpoint_interval, micro_batch_headroom, greener_region,

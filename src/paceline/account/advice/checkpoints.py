@@ -6,8 +6,8 @@ import itertools
 import statistics
 
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
-from paceline.report.phases import surviving
-from paceline.report.records import number
+from paceline.history.phases import surviving
+from paceline.history.records import number
 from paceline.simulate.interval import daly_interval
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord, RunEnded
 from paceline.spec.journal.record import plain_mean

@@ -7,9 +7,9 @@ import math
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
 from paceline.cluster.catalog.devices import published_price, read_catalog
 from paceline.cluster.catalog.file import Accelerator
-from paceline.observe.verdict.evaluating import KIND as EVALUATION
-from paceline.observe.verdict.verdict import COMPUTE
 from paceline.units import format_sizes
+from paceline.verdict.evaluating import KIND as EVALUATION
+from paceline.verdict.verdict import COMPUTE
 
 ROOM = 1.25  # times the peak that a smaller device must have of memory
 SMALLER = 0.75  # of the own memory, that another device has at most to be called smaller

@@ -8,7 +8,7 @@ from paceline.account.advice.advice import AdviceEvidence, CostAdvice
 from paceline.cluster.grid.figures import WATTTIME
 from paceline.cluster.grid.window import Waiting, window_of
 from paceline.errors import ConfigError
-from paceline.report.records import number, table, text
+from paceline.history.records import number, table, text
 from paceline.spec.watch.when import CHEAPEST, GREENEST, WhenSpec
 
 LEAST = 0.02  # of the carbon or the electricity, below which other hours are as good

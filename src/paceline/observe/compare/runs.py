@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import ConfigError
+from paceline.history.records import number
 from paceline.observe.compare.differ import DifferentOption, differences
 from paceline.observe.compare.noise import Noise, Sampled, noise_of
 from paceline.observe.compare.run_kinds import RunKinds, same_but_for_the_seed, same_work, seed_of
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import spent_so_far
-from paceline.report.records import number
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
 

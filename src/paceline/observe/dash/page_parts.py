@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import SpentByTag, nobody
+from paceline.history.goodput import goodput_of
+from paceline.history.phases import starts_of
+from paceline.history.records import Records, number, table, text
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
 from paceline.observe.dash.logs import TAIL_LINES, tail_of
@@ -44,9 +47,6 @@ from paceline.report.drawn.figures import (
 )
 from paceline.report.drawn.markup import esc, listing, note_html, pill, shown, table_html
 from paceline.report.format import plural, utc
-from paceline.report.goodput import goodput_of
-from paceline.report.phases import starts_of
-from paceline.report.records import Records, number, table, text
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
 from paceline.spec.journal.watching import NodeSample

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.history.records import number, table, text
 from paceline.observe.live.run import RUNNING, SILENT, SILENT_SECONDS, SILENT_STEPS
-from paceline.report.records import number, table, text
 from paceline.spec.journal.kinds import RunEnded, RunStarted, parse
 from paceline.spec.journal.reading import parsed_line, records_in, starts_of
 from paceline.spec.journal.record import number as journal_number

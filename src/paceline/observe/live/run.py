@@ -11,10 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.observe.follow import Follower
-from paceline.observe.live.series import StepSeries
-from paceline.report.compare import reference_start
-from paceline.report.phases import (
+from paceline.history.phases import (
     BETWEEN,
     CHECKPOINTS,
     DATA,
@@ -27,7 +24,10 @@ from paceline.report.phases import (
     Phase,
     between_starts,
 )
-from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
+from paceline.history.records import COLUMNS, Records, StepTable, number, row_of, table, text
+from paceline.observe.follow import Follower
+from paceline.observe.live.series import StepSeries
+from paceline.report.compare import reference_start
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.report.records import number
+from paceline.history.records import number
 
 COLUMNS = ("step", "time", "loss", "grad_norm", "lr", "total", "data", "rate", "peak_bytes", "weight")
 WIDTH = len(COLUMNS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.account.budget_left import BudgetLeft, RunPace, SpentByTag, lefts
+from paceline.history.records import NO_START, number, table
 from paceline.observe.live.run import LiveRun
-from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.timing.held_devices import held_time
 from paceline.spec.survive.budget import BUDGETS

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import AXES, Columns, Flags
 from paceline.plan.cost.pricing import price_all
-from paceline.plan.search.search import SearchResult
+from paceline.plan.search.found import SearchResult
 from paceline.spec.forecast import Forecast
 from paceline.spec.plan import Plan
 from paceline.units import format_seconds

@@ -23,7 +23,7 @@ from paceline.plan.learn.correct import shares_text
 from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.planned import Planned
-from paceline.plan.search.search import Candidates
+from paceline.plan.search.found import Candidates
 from paceline.spec.forecast import Term
 from paceline.spec.plan import Plan
 from paceline.units import (

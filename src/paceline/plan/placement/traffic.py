@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.cost.collectives import Collective, collectives
+from paceline.plan.cost.collectives.collective import Collective
+from paceline.plan.cost.collectives.of_a_step import collectives
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.ring import wire_share
 from paceline.spec.plan import Plan

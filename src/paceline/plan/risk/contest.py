@@ -19,7 +19,7 @@ from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.components import cause_seconds
 from paceline.plan.cost.pricing import time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
-from paceline.plan.search.search import Candidates
+from paceline.plan.search.found import Candidates
 from paceline.spec.forecast import Z80, Estimate
 from paceline.spec.plan import Plan
 

@@ -24,7 +24,7 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.risk.chance import margin
 from paceline.plan.risk.choice_switches import WIDEST, Sensitivity, Switch
 from paceline.plan.risk.other_sizes import searched_switches
-from paceline.plan.search.search import SearchResult
+from paceline.plan.search.found import SearchResult
 from paceline.plan.search.values import TIE_RATIO, Values, goal_values, values_of
 from paceline.spec.cluster import FUSED_ADAMW_BYTES, Cluster, Device, Figure
 from paceline.units import format_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.plan.search.found import Candidates
 from paceline.plan.search.pareto import front_of
-from paceline.plan.search.search import Candidates
 from paceline.spec.plan import QUANTITIES, Plan
 
 

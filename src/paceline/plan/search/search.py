@@ -5,23 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import overload
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.intervals import time_spread
-from paceline.plan.cost.memory.usable import HEADROOM, needed_terms, usable_bytes
-from paceline.plan.cost.pricing import memory_of, memory_widths_of, needed_bytes, price, price_all, time_components
+from paceline.plan.cost.memory.usable import usable_bytes
+from paceline.plan.cost.pricing import memory_of, memory_widths_of, needed_bytes, time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.time.learnt import host_shares
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.risk.chance import margin
+from paceline.plan.search.found import Candidates, Refusals, SearchResult
 from paceline.plan.search.limits import Limits
 from paceline.plan.search.space import (
     BUDGETS,
@@ -34,108 +33,13 @@ from paceline.plan.search.space import (
 from paceline.plan.search.uncut import in_one_piece
 from paceline.plan.search.values import TIE_RATIO, Values, goal_values, values_of
 from paceline.spec.cluster import Cluster
-from paceline.spec.forecast import Forecast
 from paceline.spec.layout import DATA_AXES, MODEL_AXES
-from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
+from paceline.spec.plan import FROZEN, OFFLOAD, PlanSpec
 from paceline.spec.profile import ModelProfile
-from paceline.units import format_bytes, format_durations, format_rate, format_sizes
+from paceline.units import format_durations, format_rate
 
 LOW_GAIN = 1.05  # of a step: three digits of rounding are to buy more than a forecast can err in telling two apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
-WORDED = 512  # plans whose terms are put in words at once, where many are listed
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan that fits, and its price."""
-
-    plan: Plan
-    forecast: Forecast
-
-
-@dataclass(frozen=True)
-class Candidates(Sequence[Candidate]):
-    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at.
-
-    `values` are what they take, `scores` how well they serve the goal: 1 would be the best in all that counts.
-    """
-
-    context: PricedTask
-    columns: Columns
-    values: Values
-    scores: Floats
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    @overload
-    def __getitem__(self, index: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
-    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
-        if isinstance(index, slice):
-            return tuple(self._worded(self.columns.take(index)))
-        return next(iter(self._worded(self.columns.take([range(len(self))[index]]))))
-
-    def __iter__(self) -> Iterator[Candidate]:
-        for at in range(0, len(self), WORDED):
-            yield from self._worded(self.columns.take(slice(at, at + WORDED)))
-
-    def _worded(self, columns: Columns) -> Iterator[Candidate]:
-        if len(columns):
-            yield from (Candidate(*priced) for priced in price_all(self.context, columns))
-
-    def plan(self, place: int) -> Plan:
-        """Return one plan in full, without its price."""
-        return self.context.plan_of(self.columns, place)
-
-
-@dataclass(frozen=True)
-class Refusals(Sequence[Refusal]):
-    """Plans that were not taken: those that cannot be had, those beyond a deadline or budget, those that do not fit.
-
-    The second are in the order of the goal, the last by memory, the least first.
-    """
-
-    told: tuple[Refusal, ...]
-    context: PricedTask
-    too_large: Columns
-    beyond: Columns
-    limits: Limits
-    memory_risk: float
-
-    def __len__(self) -> int:
-        return len(self.told) + len(self.beyond) + len(self.too_large)
-
-    @overload
-    def __getitem__(self, index: int) -> Refusal: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Refusal, ...]: ...
-    def __getitem__(self, index: int | slice) -> Refusal | tuple[Refusal, ...]:
-        if isinstance(index, slice):
-            return tuple(self[place] for place in range(len(self))[index])
-        place = range(len(self))[index]
-        if place < len(self.told):
-            return self.told[place]
-        place -= len(self.told)
-        context = self.context
-        if place < len(self.beyond):
-            plan = context.plan_of(self.beyond, place)
-            return Refusal(plan, self.limits.refusal(price(context, plan)))
-        place -= len(self.beyond)
-        refused = memory_refusal(context, self.too_large.take([place]), self.memory_risk)
-        return Refusal(context.plan_of(self.too_large, place), refused)
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The best plan, all that fit in order, all that were refused, and why the precision is what it is."""
-
-    best: Candidate
-    candidates: Candidates
-    refused: Refusals
-    precision_because: str
-    kept_because: str = ""  # why the best is not the first by the forecast: the simpler one, or what runs cannot tell
 
 
 def search(
@@ -351,25 +255,6 @@ def choose_precision(context: PricedTask, asked: str) -> tuple[str, str]:
     if not math.isfinite(bf16):
         return "fp32", f"fp32: this device's bf16 rate is unknown ({source} figures)"
     return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {width}, {source})"
-
-
-def memory_refusal(context: PricedTask, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
-    """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
-    device's memory is unknown.
-
-    `risk` is the largest chance of running out of memory that a plan may have.
-    """
-    usable = usable_bytes(context.cluster)
-    memory = needed_terms(context.cluster, memory_of(context, columns.plan(0)))
-    ratio = float(np.exp(margin(risk, *memory_widths_of(context, columns)))[0])
-    most = sum(term.value for term in memory) * ratio
-    if not most > usable:
-        return ""
-    largest = sorted(memory, key=lambda term: -term.value)[:2]
-    parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
-    needs, there = format_sizes(most, usable)
-    sure = "" if risk == PlanSpec.memory_risk else f" with a chance of {1 - risk:.0%}"
-    return f"needs up to {needs}{sure} of {there} usable per device ({HEADROOM:.0%} headroom kept); {parts}"
 
 
 def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:

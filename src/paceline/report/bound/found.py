@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.observe.verdict.steps_seen import seen_of
-from paceline.observe.verdict.verdict import BoundVerdict, judge
-from paceline.report.records import SECONDS, Records, number
+from paceline.history.records import SECONDS, Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, RanksRecord
+from paceline.verdict.steps_seen import seen_of
+from paceline.verdict.verdict import BoundVerdict, judge
 
 
 def bound_of(records: Records) -> BoundVerdict | None:

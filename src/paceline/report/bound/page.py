@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.observe.verdict.verdict import BoundVerdict
 from paceline.report.drawn.markup import esc, listing, table_html
 from paceline.units import format_seconds
+from paceline.verdict.verdict import BoundVerdict
 
 
 def bound_html(bound: BoundVerdict | None) -> str:

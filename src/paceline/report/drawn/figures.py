@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from paceline.history.phases import Phase
 from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.drawn.markup import esc, pill, tag
 from paceline.report.format import quantity, signed_percent
-from paceline.report.phases import Phase
 from paceline.report.sections import VERDICTS, groups_table
 from paceline.report.series import Series
 from paceline.units import format_seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.report.records import Records, number, table, text
+from paceline.history.records import Records, number, table, text
 from paceline.report.series import Series, thin
 from paceline.spec.journal.kinds import EvaluationRecord
 

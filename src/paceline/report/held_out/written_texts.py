@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.report.records import Records
+from paceline.history.records import Records
 from paceline.spec.journal.kinds import WrittenRecord
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.account.node_counters import measured_rate
+from paceline.history.phases import Start
+from paceline.history.records import Records, number, table
 from paceline.report.format import quantity
-from paceline.report.phases import Start
-from paceline.report.records import Records, number, table
 from paceline.spec.journal.watching import NodeSample
 
 

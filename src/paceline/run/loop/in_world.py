@@ -31,8 +31,6 @@ from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
-from paceline.run.process.brief import Brief, take_brief
-from paceline.run.process.generation import REFORMED, Generation, take_generation
 from paceline.run.process.groups import Groups, abort_groups
 from paceline.run.process.roll_call import RollCall
 from paceline.run.process.world import World, join_next
@@ -75,6 +73,8 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
+from paceline.supervise.told.brief import Brief, take_brief
+from paceline.supervise.told.generation import REFORMED, Generation, take_generation
 from paceline.task.data.described import described
 from paceline.task.data.listed_once import list_anew
 from paceline.task.metrics.metric import Metric

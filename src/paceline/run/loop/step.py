@@ -42,7 +42,7 @@ from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
 from paceline.spec.plan import Plan
-from paceline.spec.task import GroupSpec
+from paceline.spec.steps.update import GroupSpec
 from paceline.task.models.held import buffers_kept, local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
 

@@ -15,12 +15,12 @@ from paceline.foreign_errors import asked_bytes
 from paceline.run.memory.free_memory import format_gib, free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.journal.settled import conditions_of
 from paceline.spec.plan import Plan
 from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import FIXED, SmallerPlan
+from paceline.supervise.told.brief import Brief
 from paceline.units import format_bytes, format_sizes
 
 METERED = ("weights", "gradients", "optimizer")  # kinds of memory that are measured each by itself

@@ -22,11 +22,11 @@ from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.gathering import come_together, until_served, word_of_supervisor
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
-from paceline.run.process.place import FILE, KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted, quiet_connections
 from paceline.run.survive.listener import refuse_ended_groups
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
+from paceline.supervise.told.place import FILE, KEPT_STORE, SERVED_STORE, Place
 from paceline.system.descriptors import make_room
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine

@@ -7,11 +7,12 @@ by the clock as it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 
-from paceline.spec.journal.kinds import ClockRecord
+from paceline.spec.journal.kinds import ClockRecord, RunStarted
 from paceline.spec.journal.record import Record
-from paceline.spec.journal.timing.clock import LEAST_SECONDS, MovedClock, told_by
+from paceline.spec.journal.timing.clock import LEAST_SECONDS, MovedClock, clock_here, on_clock, passed_seconds, told_by
 
 LATE_SECONDS = 10.0  # that a record is written after it was made, at most, as far as clocks are told apart by it
 MOST = 16  # settings of the clock that are remembered
@@ -56,3 +57,15 @@ class ClockNotes:
         """Return how long ago a record was made, by each of the settings."""
         passed = self._clock.passed()
         return [0.0 if record.time is None else passed + apart - record.time for apart in self._stood]
+
+
+def begun_by_clock_here(started: RunStarted, began: float | None) -> RunStarted:
+    """Return the record of a start as one of now, with how the clock stands; `began` is in `passed_seconds`.
+
+    All that the record tells by the clock is of one look at the clock, which may be set between two.
+    """
+    clock = clock_here()
+    boot, apart = (clock["boot"], clock["apart"]) if clock["boot"] else (None, None)
+    since = None if began is None else on_clock(began, clock)
+    made = on_clock(passed_seconds(), clock)
+    return dataclasses.replace(started, time=made, began=since, boot=boot, clock_apart=apart)

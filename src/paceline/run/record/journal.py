@@ -10,12 +10,11 @@ and are written in order when the disk takes them again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from inspect import ismethod
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from paceline.errors import StorageError
 from paceline.run.record.clock_notes import ClockNotes
 from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.waiting_lines import HeldLine, HeldLines
-from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
+from paceline.spec.journal.kinds import RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
-from paceline.spec.journal.reading import numbered, read_records, records_of_kind, starts_of
-from paceline.spec.journal.record import Record, read
-from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import MovedClock, clock_here, moved_since, on_clock, passed_seconds
+from paceline.spec.journal.reading import numbered
+from paceline.spec.journal.record import Record
+from paceline.spec.journal.timing.clock import MovedClock
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -190,47 +188,3 @@ class Journal:
         evidence = {"seconds": seconds, "held": held, "left_out": left_out, "steps_left_out": steps}
         after = "written with a gap" if left_out else "written"
         decided("journal", "held in memory", after, because, evidence)
-
-
-def mark_end(run_dir: Path, exit_code: int, error: dict[str, object], redactor: Redactor | None = None) -> None:
-    """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
-
-    Only for a supervisor whose processes have all ended.
-    """
-    error = (redactor or Redactor()).data(error)
-    newest = _unended(run_dir)
-    if newest is not None:
-        step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
-        ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
-        _append(newest, [_fault(error), ended])
-
-
-def mark_fault(run_dir: Path, error: dict[str, object], redactor: Redactor | None = None) -> None:
-    """Append a fault to the newest start, which the run survives. For whom `mark_end` is for."""
-    newest = _unended(run_dir)
-    if newest is not None:
-        _append(newest, [_fault((redactor or Redactor()).data(error))])
-
-
-def _unended(run_dir: Path) -> Path | None:
-    """Return the file of the newest start where that has no end on record."""
-    starts = starts_of(run_dir)
-    newest = starts[-1][1] if starts else None
-    return None if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:] else newest
-
-
-def _fault(error: Mapping[str, object]) -> FaultRecord:
-    return read(FaultRecord, error)
-
-
-def _append(path: Path, records: Sequence[Record]) -> None:
-    """Append records, after a note of how the clock was set since the last line: who would note it is gone."""
-    lines = list(records_of_kind(path, RunStarted.KIND, ClockRecord.KIND))
-    clock = clock_here()  # one look for all: the clock may be set between two
-    moved, shown = moved_since(lines, clock), on_clock(passed_seconds(), clock)
-    noted = [*([ClockRecord(moved)] if moved else []), *records]
-    records = [dataclasses.replace(each, time=shown) for each in noted]
-    with path.open("ab") as file:
-        if path.read_bytes()[-1:] not in (b"\n", b""):
-            file.write(b"\n")
-        file.write(b"".join(map(line_of, records)))

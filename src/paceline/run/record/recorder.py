@@ -19,14 +19,13 @@ from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
+from paceline.run.record.clock_notes import begun_by_clock_here
+from paceline.run.record.decisions import TellsDecisions
 from paceline.run.record.sink import Sink
-from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.written_by import versions_here
-from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
@@ -49,18 +48,17 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, Table, now
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
+from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.supervisor import is_supervised
+from paceline.supervise.told.brief import Brief
 from paceline.units import format_seconds
 
-REMEMBERED_STEPS = 1000  # of those that have decided something: a run that goes back makes the last ones again
 
-
-class Recorder:
+class Recorder(TellsDecisions):
     """Makes the records of one start of a run, and hands them to every sink."""
 
     def __init__(
@@ -68,14 +66,12 @@ class Recorder:
         sinks: Sequence[Sink],
     ) -> None:  # fmt: skip
         """`attempt` is the number of the start; `sinks` are closed when it ends."""
+        super().__init__()
         self._run_dir, self._attempt, self._sinks = run_dir, attempt, sinks
         self._redactor = Redactor(spec.run.redact)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
-        self._told_rates: dict[str, float] = {}  # by callbacks
-        self._told_once: set[tuple[str, str, str]] = set()
         self._told_before = set[str]()  # by earlier starts, where this one goes on in a further world
-        self._told_in: dict[int, set[tuple[str, str, str, str]]] = {}  # by step, which may be made again
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -87,9 +83,6 @@ class Recorder:
         """Write a record that no earlier start has told, where this one goes on in a further world."""
         if not is_told(self._redactor.record(record), self._told_before):
             self._write(record)
-
-    def _decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
-        self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(
         self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None,
@@ -126,7 +119,7 @@ class Recorder:
             provenance=known.provenance,
             outlook=known.outlook or None,
         )
-        self._write(_by_clock_here(started, began))
+        self._write(begun_by_clock_here(started, began))
         for decision in known.decisions:
             self._write_new(now(decision))
         for switched in self._world.switched:
@@ -179,7 +172,7 @@ class Recorder:
         """Record where steps spent their time on all ranks, and what bounds them, where enough have been made."""
         if record is not None:
             self._write(record)
-            from paceline.observe.verdict.live import verdict_record  # after some steps, and a dozen files
+            from paceline.verdict.live import verdict_record  # after some steps, and a dozen files
 
             verdict = verdict_record(record, self._brief.record.outlook)
             if verdict is not None:
@@ -236,11 +229,6 @@ class Recorder:
         """Record a published checkpoint."""
         self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds, tier))
 
-    def decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
-        """Say and record an automatic choice."""
-        self._decided(what, before, after, because, evidence)
-        self.say(f"{what:<8} {because}")
-
     def fault(
         self, what: str, because: str, rank: int | None = None, evidence: Table | None = None,
         names_ranks: bool | None = None,
@@ -271,32 +259,6 @@ class Recorder:
         """Record numbers that a callback gave."""
         self._write(LoggedRecord(step, by, dict(values)))
 
-    def told_rate(self, step: int, before: float, by: str, lr: float) -> None:
-        """Record that a callback has set the learning rate, where it is not what it set it to last."""
-        if self._told_rates.get(by) != lr:
-            self._told_rates[by] = lr
-            decision = DecisionRecord("learning rate", before, lr, f"step {step}: {by} says so", None)
-            if self._is_new_in(step, decision):
-                self._write(decision)
-
-    def ended_early(self, decision: DecisionRecord) -> None:
-        """Record and say that training ends before its planned end, because no evaluation is better any more."""
-        self._write(now(decision))
-        self.say(f"stop     early, after {decision.after}: {decision.because}")
-
-    def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
-        """Record what others have decided."""
-        for decision in decisions:
-            self._write(decision)
-
-    def decided_once(self, decisions: Sequence[DecisionRecord]) -> None:
-        """Record what others have decided for good, but for what they told this start before."""
-        for decision in decisions:
-            told = decision.what, str(decision.after), decision.because
-            if told not in self._told_once:
-                self._told_once.add(told)
-                self._write_new(decision)
-
     def recovered(self, record: RecoveryRecord | None) -> None:
         """Record that the run goes on after a fault, where it has just done so."""
         if record is not None:
@@ -312,25 +274,6 @@ class Recorder:
         if before.precision != plan.precision:
             told = f"the plan's precision was {before.precision} and is now {plan.precision}: numbers round otherwise"
             self.decided("replan", before.precision, plan.precision, told)
-
-    def decided_now(self, decisions: Sequence[DecisionRecord]) -> None:
-        """Record and say what was decided on the way."""
-        for each in decisions:
-            self._write(each)
-            self.say(f"{each.what:<8} {each.because}: {each.after}")
-
-    def decided_in(self, step: int, decisions: Sequence[DecisionRecord]) -> None:
-        """Record and say what a step has decided, but for what it decided alike when it was made before."""
-        self.decided_now([each for each in decisions if self._is_new_in(step, each)])
-
-    def _is_new_in(self, step: int, decision: DecisionRecord) -> bool:
-        known = self._told_in.setdefault(step, set())
-        key = decision.what, str(decision.before), str(decision.after), decision.because
-        is_new = key not in known
-        known.add(key)
-        if len(self._told_in) > REMEMBERED_STEPS:
-            del self._told_in[next(iter(self._told_in))]
-        return is_new
 
     def injected(self, strikes: Sequence[StruckFault]) -> None:
         """Record and say that faults have struck that were made on purpose."""
@@ -384,22 +327,6 @@ class Recorder:
             remember_run(self._run_dir)
         except (DataError, StorageError) as error:
             self.say(f"learn    the next forecast learns nothing from this run: {error.what}: {error.because}")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        say_line(text)
-
-
-def _by_clock_here(started: RunStarted, began: float | None) -> RunStarted:
-    """Return the record of a start as one of now, with how the clock stands; `began` is in `passed_seconds`.
-
-    All that the record tells by the clock is of one look at the clock, which may be set between two.
-    """
-    clock = clock_here()
-    boot, apart = (clock["boot"], clock["apart"]) if clock["boot"] else (None, None)
-    since = None if began is None else on_clock(began, clock)
-    made = on_clock(passed_seconds(), clock)
-    return dataclasses.replace(started, time=made, began=since, boot=boot, clock_apart=apart)
 
 
 class SilentRecorder:

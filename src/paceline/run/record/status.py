@@ -11,12 +11,12 @@ import numpy as np
 
 from paceline.plan.flops import OWN
 from paceline.plan.learn.curve import expected_loss
-from paceline.run.process.brief import Brief
 from paceline.said import end_line, is_shown, say_line, say_over
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.watching import NodeSample, device_line
+from paceline.supervise.told.brief import Brief
 from paceline.units import format_count, format_durations, format_loss, format_seconds, format_usd
 
 REFIT = 1.1  # times as many losses, after which a curve is fitted anew

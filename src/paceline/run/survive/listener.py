@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from paceline.patience import Patience
 from paceline.run.process.groups import abort_groups
-from paceline.run.survive.health.pulse import processes_in
-from paceline.run.survive.health.system import parent_of, state_of
 from paceline.run.survive.last_update import LastUpdate
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
+from paceline.supervise.pulses.pulse import processes_in
+from paceline.supervise.pulses.system import parent_of, state_of
 from paceline.supervise.supervisor import ERROR_FOLDER
 
 LOOK_SECONDS = 0.2  # between two looks for the word

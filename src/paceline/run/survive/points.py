@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.run.survive.health.pulse import Heart, heart_here, listened_to
 from paceline.spec.journal.reading import starts_of
 from paceline.spec.run import RunSpec
+from paceline.supervise.pulses.pulse import Heart, heart_here, listened_to
 
 if TYPE_CHECKING:
     from paceline.run.survive.faults.injector import Injector

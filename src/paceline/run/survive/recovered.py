@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paceline.run.loop.resume import Progress, Restored
-from paceline.run.process.generation import Generation
 from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
 from paceline.spec.journal.record import Table, now
 from paceline.spec.journal.timing.clock import passed_here, passed_seconds
+from paceline.supervise.told.generation import Generation
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments

@@ -24,9 +24,7 @@ from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.process.generation import FROM_RANKS, Generation, take_generation
 from paceline.run.process.groups import abort_groups
-from paceline.run.process.place import Place
 from paceline.run.process.world import World
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.agreed import Agreed
@@ -41,6 +39,8 @@ from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
+from paceline.supervise.told.generation import FROM_RANKS, Generation, take_generation
+from paceline.supervise.told.place import Place
 
 
 @dataclass(frozen=True)

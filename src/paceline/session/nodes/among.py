@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.run.process.place import Place
 from paceline.session.nodes.attendance import attend_run
 from paceline.session.nodes.launched import as_node, is_attended
 from paceline.spec.load import Spec
+from paceline.supervise.told.place import Place
 
 Say = Callable[[str], None]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.launch.run import train_here
-from paceline.run.process.place import Place
 from paceline.session.begin import join_peers
 from paceline.session.closing import say_report
 from paceline.session.watch.alerting import alerts_beside
@@ -14,6 +13,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.parent import name_process
+from paceline.supervise.told.place import Place
 
 Say = Callable[[str], None]
 

@@ -31,11 +31,13 @@ from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.supervise.again.generations import Generations, TakenOver
+from paceline.supervise.again.fallen import TakenOver
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
+from paceline.supervise.nodes.member import of_runs
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
 from paceline.system.descriptors import make_room
@@ -151,7 +153,7 @@ def _gather(spec: Spec, fleet: Fleet) -> None:
     """Return when the nodes are there: all at a start, and those of the world before where it is taken over."""
     nodes = spec.run.nodes
     fleet.gather(lambda: 1, nodes.wait)
-    before = {number for member in fleet.members.values() for number in member.was.get("members", ())}
+    before = {number for member in fleet.members.values() for number in of_runs(member.was.get("members", ()))}
     if before:
         fleet.gather(lambda: len(before), min(nodes.lost_after, BACK_SECONDS))
     else:

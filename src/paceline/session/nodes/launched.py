@@ -21,7 +21,6 @@ from paceline.launch.here import node_here, peer_here
 from paceline.launch.launcher import Environ
 from paceline.lock import take
 from paceline.patience import Patience
-from paceline.run.process.place import Place
 from paceline.session.nodes.attendance import LOOK_SECONDS, Seat
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
@@ -29,6 +28,7 @@ from paceline.spec.survive.nodes import PORT
 from paceline.supervise.nodes.interface import address_towards, addresses_here
 from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import is_supervised
+from paceline.supervise.told.place import Place
 
 LOOPBACK = "127.0.0.1"
 FAR_AWAY = "192.0.2.1"  # of a network that is for documents alone: nothing is sent there

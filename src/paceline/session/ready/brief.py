@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
-from paceline.run.process.brief import Brief
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.ready.budget import check_budget
@@ -18,6 +17,7 @@ from paceline.session.ready.disk import disk_lines
 from paceline.session.ready.prove import prove
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.standby import Standby
+from paceline.supervise.told.brief import Brief
 
 Say = Callable[[str], None]
 

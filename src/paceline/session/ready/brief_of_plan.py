@@ -11,11 +11,11 @@ from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
 from paceline.plan.risk.outlook import outlook_of
 from paceline.plan.smaller import smaller_plans
-from paceline.run.process.brief import Brief
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.optimizers import optimizer_key
+from paceline.supervise.told.brief import Brief
 from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
 from paceline.uncaught import is_notebook

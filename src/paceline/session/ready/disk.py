@@ -6,7 +6,7 @@ import shutil
 
 from paceline.plan.choice import Choice
 from paceline.plan.explain.lines import wrap
-from paceline.simulate.defaults import saving_for
+from paceline.plan.risk.failing_machines import saving_for
 from paceline.spec.arguments import run_directory
 from paceline.units import format_bytes
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from paceline.errors import StorageError
 from paceline.lock import take
-from paceline.observe.verdict.steps_seen import seen_of
-from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.scratch import Scratch
 from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.start import plan_here, run_brief
@@ -21,6 +19,8 @@ from paceline.spec.load import Spec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.exports import ExportsSpec
 from paceline.units import Amount, format_durations, format_seconds
+from paceline.verdict.steps_seen import seen_of
+from paceline.verdict.verdict import BoundVerdict, judge
 
 WARM_UP = 2  # steps that count to neither half
 LEAST_GAIN = 1.05  # times as fast without the loader: less than this is said to be nothing

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.history.goodput import MeasuredGoodput
 from paceline.plan.planned import Planned, plan_task
-from paceline.report.goodput import MeasuredGoodput
+from paceline.plan.risk.failing_machines import costs_of, saving_for, scenario_of
 from paceline.session.verbs.run_folder import open_run
 from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse
-from paceline.simulate.defaults import COMPARED, costs_of, make_policy, saving_for, scenario_of
+from paceline.simulate.defaults import COMPARED, make_policy
 from paceline.simulate.engine import simulate_run
 from paceline.simulate.outcome import RunOutcome
 from paceline.simulate.policy import Policy, split_policy

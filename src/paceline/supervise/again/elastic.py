@@ -15,12 +15,12 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.patience import Patience
-from paceline.run.process.brief import BRIEF_FILE, BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.devices_file import DevicesFile
 from paceline.supervise.again.plans_ahead import Ahead
+from paceline.supervise.told.brief import BRIEF_FILE, BRIEF_VARIABLE, Brief
 
 LOOK_SECONDS = 1.0  # between two looks at the file
 GLANCE_SECONDS = 0.05  # for the disk of that file to answer, while somebody has to look after ranks

@@ -12,71 +12,47 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.errors import Requeue, RunInUse, StorageError, of_rank
+from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.brief import Brief
-from paceline.run.process.generation import FIRST, REFORMED, Generation
-from paceline.run.record.journal import mark_fault
-from paceline.run.record.told_before import is_told, told_before
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
+from paceline.supervise.again.fallen import Fallen, TakenOver, lost_with, moments_of, told_in_a_line, with_reason
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
+from paceline.supervise.again.mark_journal import mark_fault
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
+from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.again.unfinished import set_aside_unfinished
-from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
+from paceline.supervise.blame import Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
-from paceline.supervise.groups import Process, collect
+from paceline.supervise.groups import collect
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held_in_memory import HeldPieces
-from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
+from paceline.supervise.pulses.watch import PulseWatch
+from paceline.supervise.ranks_lost import TellLost, told_to_nobody
 from paceline.supervise.signals import forward_signals
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import FIRST, REFORMED, Generation
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
 KILL_SECONDS = 0.005  # that a killed process takes to end
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
-
-
-@dataclass(frozen=True)
-class Fallen:
-    """A world that has failed: how it ended, when, and which of its ranks are left and stand by."""
-
-    outcome: Outcome
-    moments: Mapping[str, float]
-    out_of_memory: bool
-    standing: Mapping[int, Stander] = field(default_factory=dict)
-    called: str = ""  # why the ranks were called to another world, where nothing has failed
-    clock: Mapping[str, object] = field(default_factory=clock_here)  # of the machine that noted the moments
-
-
-@dataclass(frozen=True)
-class TakenOver:
-    """A world whose coordinator was lost, as another one finds it: its ranks that stand by, and their processes."""
-
-    number: int
-    plan: Plan
-    standing: Mapping[int, Stander]
-    processes: Mapping[int, Process]
-    since: float  # the moment of the loss, in `passed_seconds`
-    nodes: tuple[int, ...] = ()  # of that world, which are lost with it
-    spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
 
 
 class Generations:
@@ -145,8 +121,8 @@ class Generations:
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
                 because = verdict.because
                 if not verdict.goes_on:
-                    return self._end(_and(outcome, because))
-                self._say(f"recover  {_told(outcome.error)}")
+                    return self._end(with_reason(outcome, because))
+                self._say(f"recover  {told_in_a_line(outcome.error)}")
             while not self._elastic.next_plan():
                 self._say(f"recover  {self._elastic.because}")
                 if self._is_stopped() or not self._machines.wait_for(self._policy.min_devices):
@@ -166,7 +142,7 @@ class Generations:
         self._plans[taken.number] = taken.plan
         moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
         fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
-        self._tell(_lost_with(taken, fallen.called))
+        self._tell(lost_with(taken, fallen.called))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
         if following is not None:
             self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
@@ -266,7 +242,7 @@ class Generations:
         self._machines.rest()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {**_moments(crew.ended()), "ended": passed_seconds()}
+        moments = {**moments_of(crew.ended()), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
@@ -376,33 +352,3 @@ def _make_room(folder: Path) -> None:
         tried.write_bytes(bytes(ROOM_BYTES))
     finally:
         tried.unlink(missing_ok=True)
-
-
-def _lost_with(taken: TakenOver, what: str) -> RanksLost:
-    """Return what is told of a coordinator that was lost, with its node and that node's ranks where they are too."""
-    ranks = tuple(sorted(rank for rank in taken.processes if rank not in taken.standing))
-    names = f"{'s' if len(taken.nodes) > 1 else ''} {', '.join(map(str, taken.nodes))}"
-    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", on_clock(taken.since))
-
-
-def _moments(endings: list[Ending]) -> dict[str, float]:
-    """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
-    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
-    return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
-
-
-def _and(outcome: Outcome, because: str) -> Outcome:
-    """Return an outcome that also says why the run does not go on."""
-    if not because or outcome.error is None:
-        return outcome
-    known = str(outcome.error["because"])
-    error = {**outcome.error, "because": f"{known}; {because}" if known else because}
-    return Outcome(outcome.exit_code, error)
-
-
-def _told(error: Mapping[str, object]) -> str:
-    """Return a fault that is survived in one line."""
-    what = str(error["what"])
-    if "rank" in error:
-        what = of_rank(what, error["rank"], bool(error.get("names_ranks")))
-    return f"{what}" + (f": {error['because']}" if error["because"] else "")

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.lock import RunLock
-from paceline.run.survive.health.sight import ProcessOf
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.again.held_state import HeldState
@@ -17,6 +15,8 @@ from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
 from paceline.supervise.nodes.held_in_memory import HeldPieces
+from paceline.supervise.pulses.sight import ProcessOf
+from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import places
 

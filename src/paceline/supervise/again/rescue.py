@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from paceline.lock import RunLock, try_lock
-from paceline.run.process.generation import FROM_RANKS
+from paceline.supervise.told.generation import FROM_RANKS
 from paceline.system.this_machine import RAM_DISK
 
 _HELD: dict[Path, int] = {}  # descriptors of the folders of this process, locked (flock) for as long as it lives

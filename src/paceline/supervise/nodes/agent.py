@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.patience import Patience
-from paceline.run.process.brief import BRIEF_FILE, brief_from_json
-from paceline.run.process.generation import GENERATION_FILE, read_generation
-from paceline.run.survive.health.sight import NearSight
-from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
 from paceline.supervise.again.held_state import HeldState
@@ -31,7 +27,11 @@ from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.lookout import Lookout
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
+from paceline.supervise.pulses.sight import NearSight
+from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.starting import Starter
+from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
+from paceline.supervise.told.generation import GENERATION_FILE, read_generation
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02
@@ -62,7 +62,8 @@ class Agent:
         self._told: set[int] = set()  # those of which the end is told
         self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
         self._before: dict[int, int] = {}  # of the world before
-        self._generation, self._members = 0, list[int]()
+        self._generation, self._members = 0, list[list[int]]()
+        self._environ_told: dict[str, str] = {}  # of the rank that was started last
         self._entered = 0.0  # when this world began here, in `passed_seconds`
         self._errors: set[int] = set()
         self._stood: dict[int, HeldState] = {}
@@ -158,7 +159,8 @@ class Agent:
         if "world" in message:
             self._enter(message)
         elif "start" in message:
-            place = self._placed(message["environ"], link)
+            self._environ_told = {**(self._environ_told if message["changed"] else {}), **message["environ"]}
+            place = self._placed(self._environ_told, link)
             self._processes[message["start"]] = self._starter(place)
             if self.stopped:  # before this one could be told
                 signal_process(self._processes[message["start"]], signal.SIGTERM)
@@ -193,7 +195,8 @@ class Agent:
         self._errors, self._stood, self._lookout = set(), {}, None
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
-            self._lookout = Lookout(NearSight(self._world_folder, self._ranks.keys(), limits, self._process_of))
+            ranks = self._ranks.keys()
+            self._lookout = Lookout(NearSight(self._world_folder, ranks, limits, self._process_of), ranks)
 
     def _process_of(self, rank: int) -> int | None:
         """Return the number of a rank's process on this machine, None where it is none of this node's."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.patience import programs_per_core
-from paceline.run.survive.health.silences import Overview, WatchedRank, together
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.nodes.lookout import Scrutiny
+from paceline.supervise.pulses.silences import Overview, WatchedRank, together
 
 LOAD_CHANGE = 0.1  # nodes are told the load again once it has changed by this share of what they were told last
 LOAD_SECONDS = 1.0  # at least, between two times that nodes are told the load
@@ -87,10 +87,7 @@ class FarSight:
     def told(self, node: int, message: Mapping[str, Any], now: float) -> None:
         """Take what a node tells of its ranks."""
         if "overview" in message:
-            last = message["overview"]["last"]
-            self._overviews[node] = Overview(
-                **{**message["overview"], "last": tuple(last) if last is not None else None}
-            )
+            self._overviews[node] = Overview.heard(message["overview"])
             self._loads[node] = message["load"]
             self._is_changed = True
         elif "seen" in message:

@@ -16,17 +16,11 @@ from typing import Any
 from paceline.errors import WorkerDied
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.brief import BRIEF_FILE, brief_from_json
-from paceline.run.process.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
-from paceline.run.process.place import SERVED_STORE
-from paceline.run.survive.health.sight import ProcessOf
-from paceline.run.survive.health.silences import HangLimits
-from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
-from paceline.supervise.again.generations import TakenOver
+from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
 from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
@@ -35,8 +29,14 @@ from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
 from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.links import NodeLinks
-from paceline.supervise.nodes.member import KILLED, Member
+from paceline.supervise.nodes.member import KILLED, Member, of_runs
+from paceline.supervise.pulses.sight import ProcessOf
+from paceline.supervise.pulses.silences import HangLimits
+from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import ERROR_FOLDER
+from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
+from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
+from paceline.supervise.told.place import SERVED_STORE
 
 LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
@@ -348,7 +348,7 @@ class Fleet:
         for rank in range(plan.layout.devices):
             self._ranks.setdefault(rank, _gone(self.poll))
         since = min(self.members[number].lost_at for number in known)
-        away = {node for number in known for node in was[number].get("members", ())} - set(known)
+        away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
         return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)), (seconds, usd))
 

@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 
 from paceline.patience import Patience
-from paceline.run.survive.health.system import state_of_thread
 from paceline.supervise.nodes.link import beat_seconds
 from paceline.supervise.nodes.member import Member
+from paceline.supervise.pulses.system import state_of_thread
 
 SILENCE_SECONDS = 0.1  # between two looks at the links that tell nothing
 STUCK_SECONDS = 120.0  # of an idle machine, that nobody looks at the links while ranks are looked after

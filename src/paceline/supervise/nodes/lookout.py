@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from paceline.patience import programs_per_core
-from paceline.run.survive.health.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, Sight
+from paceline.supervise.pulses.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, Sight
+from paceline.supervise.pulses.silences import Overview
 
 
 class Scrutiny(enum.Enum):
@@ -25,10 +26,11 @@ class Scrutiny(enum.Enum):
 class Lookout:
     """What a node tells of its ranks."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
+    def __init__(self, sight: Sight, ranks: Collection[int]) -> None:
+        """`ranks` are those of the node, which may change: their coming is told once all of them are there."""
+        self._sight, self._ranks = sight, ranks
         self._scrutiny, self._load = Scrutiny.OVERVIEW, 1.0
-        self._told: dict[str, object] = {}
+        self._told: dict[str, object] = {"overview": Overview().told(), "load": 1.0}  # what is taken of a silent node
         self._asked: dict[int, str] = {}  # what ranks that were asked for their stacks had written before
         self._looked, self._is_due = -float("inf"), True
 
@@ -50,8 +52,9 @@ class Lookout:
         self._looked, self._is_due = now, False
         overview = self._sight.overview(ended, passed, now)
         if self._scrutiny is Scrutiny.OVERVIEW and not overview.is_late:
-            overview = replace(overview, last=None)
-        told = {"overview": asdict(overview), "load": round(load, 1)}
+            are_all_there = overview.ranks >= len(set(self._ranks).difference(ended))
+            overview = replace(overview, last=None) if are_all_there else Overview()
+        told = {"overview": overview.told(), "load": round(load, 1)}
         messages = [told] if told != self._told else []
         self._told = told
         if self._scrutiny is Scrutiny.EACH:

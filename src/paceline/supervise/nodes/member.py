@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.pulses.silences import HangLimits
 
 KILLED = -signal.SIGKILL  # the return code of a rank that is taken for dead with its node
 
@@ -33,6 +33,7 @@ class Member:
     processes: dict[int, FarRank] = field(default_factory=dict)  # by number
     standing: dict[int, HeldState] = field(default_factory=dict)  # by rank
     lost_at: float = 0.0  # when it lost the coordinator of that world, in `passed_seconds` here
+    _environ: Mapping[str, str] = field(default_factory=dict)  # of the rank that was started last in this world
     _next: int = 1
     _port: int = 0
     _pieces: list[str] | None = None
@@ -52,18 +53,21 @@ class Member:
         return member
 
     def start(self, environ: Mapping[str, str]) -> FarRank:
-        """Start a rank on the node."""
-        far = self._far(self._next)
-        self.link.send({"start": far.pid, "environ": environ})
+        """Start a rank on the node, which is told how the rank's environment differs from that of the rank before."""
+        far, before = self._far(self._next), self._environ
+        changed = bool(before) and before.keys() <= environ.keys()
+        told = {name: value for name, value in environ.items() if not changed or before.get(name) != value}
+        self.link.send({"start": far.pid, "environ": told, "changed": changed})
+        self._environ = dict(environ)
         return far
 
     def enter(
         self, generation: int, members: Sequence[int], files: Mapping[str, str], limits: HangLimits | None
     ) -> None:
         """Have the node make room for a world; with `limits` it looks for ranks that hang."""
-        self.generation, self.was = generation, {}
+        self.generation, self.was, self._environ = generation, {}, {}
         told = asdict(limits) if limits is not None else None
-        self.link.send({"world": generation, "members": list(members), "files": files, "limits": told})
+        self.link.send({"world": generation, "members": in_runs(members), "files": files, "limits": told})
 
     def free_port(self) -> int:
         """Return a port of the node that nobody listens at; 1 where the node is lost meanwhile."""
@@ -118,3 +122,22 @@ class Member:
         far = FarRank(self.number, number, self.link.send, self.poll)
         self.processes[number] = far
         return far
+
+
+def in_runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers as runs, each the first and how many follow one another: [4, 5, 6, 9] as [[4, 3], [9, 1]].
+
+    Each node is told of all nodes: one number of each would be as many as nodes, times the nodes.
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and sum(runs[-1]) == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+def of_runs(runs: Iterable[Sequence[int]]) -> set[int]:
+    """Return the numbers of runs."""
+    return {number for first, count in runs for number in range(first, first + count)}

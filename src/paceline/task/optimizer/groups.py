@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.optimizers import COMPANION, Use, rule_of, use_of
-from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 
 if TYPE_CHECKING:
     from paceline.spec.journal.kinds import DecisionRecord

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import load_object
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
 
 WHERE = "task.schedule.kind"
 SAMPLES = 64  # steps whose rates a checkpoint holds, so that a changed function shows

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.config.plain import object_path
-from paceline.spec.task import ScheduleSpec
+from paceline.spec.steps.update import ScheduleSpec
 from paceline.task.optimizer.own_rate import own_rate, sampled
 
 

@@ -8,7 +8,8 @@ from paceline.errors import ConfigError
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.optimizers import NOT_OFFLOADED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.spec.profile import ModelProfile
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts
 from paceline.task.optimizer.groups import check_groups
 from paceline.task.turns import ALONE, CLOSED, ROUTED, check_takers

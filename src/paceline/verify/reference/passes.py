@@ -16,7 +16,8 @@ from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of, survey_all
 from paceline.spec.plan import Plan
-from paceline.spec.task import GroupSpec, Task
+from paceline.spec.steps.update import GroupSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.spec.import_paths import load_object
-from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.task.models.blocks import find_blocks
 from paceline.task.optimizer.groups import Matching
 

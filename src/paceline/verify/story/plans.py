@@ -11,7 +11,8 @@ from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
-from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.sizes import is_named
 from paceline.units import Amount
 

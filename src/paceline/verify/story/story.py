@@ -19,7 +19,6 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, NeedsWholeWeights, NumericalStop, Requeue
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -30,6 +29,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.spec.watch.samples import SamplesSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.protocol import Source
 from paceline.task.data.source import open_sources
 from paceline.units import Amount

@@ -19,8 +19,9 @@ from paceline.spec.import_paths import names_object
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
 from paceline.spec.sync import PLAIN
-from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
 from paceline.verify.twin.layout import twin_layout
 

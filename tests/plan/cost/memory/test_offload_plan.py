@@ -16,10 +16,10 @@ from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.search.search import search
-from paceline.run.process.brief import plan_from_dict
 from paceline.spec.forecast import Term
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.supervise.told.brief import plan_from_dict
 
 LARGE = {"parameters": 100_000_000}
 

@@ -24,10 +24,10 @@ from paceline.plan.placement.traffic import axis_traffic
 from paceline.plan.search.search import search
 from paceline.plan.search.space import BUDGETS
 from paceline.plan.search.values import TIE_RATIO
-from paceline.run.process.brief import plan_from_dict
 from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import SAVED_KINDS, Plan, PlanSpec
+from paceline.supervise.told.brief import plan_from_dict
 
 # Of a block, in the order of MODES: the bytes that it keeps, and the seconds that it computes again.
 Choices = tuple[tuple[float, float], ...]

@@ -26,7 +26,7 @@ from plan_examples import (
 
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.memory.peak_memory import in_flight
+from paceline.plan.cost.memory.held_at_peak import in_flight
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.network import data_seconds

@@ -12,7 +12,7 @@ from plan_examples import cluster, measured, memory_terms, opened, optimizer_sec
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.plan.cost.collectives import gathered_bytes, tensors
+from paceline.plan.cost.collectives.of_weights import gathered_bytes, tensors
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.pricing import price
@@ -22,7 +22,8 @@ from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.cluster import Link
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import RULES, gathered_values
-from paceline.spec.task import ModelSpec, OptimizerSpec
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 

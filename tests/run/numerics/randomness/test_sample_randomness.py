@@ -17,7 +17,8 @@ from paceline.run.loop.evaluate import evaluate
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.sources.mapped import MapSource
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare

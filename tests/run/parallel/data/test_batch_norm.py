@@ -19,7 +19,8 @@ from paceline.run.parallel.data import statistics
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.layers.batch_norm import WholeBatchNorm
 from paceline.task.profile.apart import trace_task

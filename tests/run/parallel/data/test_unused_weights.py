@@ -11,7 +11,8 @@ from torch import nn
 
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 
 TASK = {"optimizer": OptimizerSpec(lr=1e-2, weight_decay=0.5), "objective": "next_token"}
 

@@ -15,7 +15,8 @@ from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.verify.compare.layout import compare
 
 SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB, "experts": 8, "top_k": 2}

@@ -15,7 +15,8 @@ from paceline.run.assemble import assemble
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.task import Task
 from paceline.task.objective import next_token
 from paceline.task.profile.traced import profile_module
 from paceline.task.rules import Rules

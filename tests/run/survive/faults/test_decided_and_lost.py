@@ -15,12 +15,12 @@ from survive_runs import training
 from tasks_of_storms import TASKS
 from test_soak import RUN
 
-from paceline.run.process.generation import Generation, read_generation
-from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import TAIL_BYTES
 from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.again.told_before import is_told, told_before
+from paceline.supervise.told.generation import Generation, read_generation
 
 STEPS, STEP = 9, 6
 # No comparison is due after the step. An update is left out, among candidates that were chosen from, and one of two

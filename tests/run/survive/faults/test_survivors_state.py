@@ -17,10 +17,10 @@ from test_soak import FOUR, RUN, state_of
 from paceline.checkpoint import take_snapshot
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.lock import take
-from paceline.run.process.generation import FROM_RANKS, Generation
 from paceline.run.survive.survivor import Brought, bring_together, let_go
 from paceline.supervise.again import rescue
 from paceline.supervise.again.held_state import HeldState
+from paceline.supervise.told.generation import FROM_RANKS, Generation
 
 STEPS, STEP = 12, 7
 FLIP = {"kind": "flip", "step": STEP, "rank": 0}

@@ -18,12 +18,12 @@ from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
+from paceline.supervise.told.brief import Brief
 from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 

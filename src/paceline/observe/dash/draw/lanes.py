@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from paceline import svg
+from paceline.history.records import number, table, text
 from paceline.observe.live.run import LiveRun, slowest_of
 from paceline.report.charts import LEFT, RIGHT, WIDTH
 from paceline.report.drawn.markup import esc, note_html, pill, table_html
-from paceline.report.records import number, table, text
 from paceline.report.scale import scale_for, ticks_of
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.spec.journal.watching import NodeSample

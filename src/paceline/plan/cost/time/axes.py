@@ -1,7 +1,7 @@
 """What the model axes add to a step: collectives inside forward and backward, and what a pipeline waits.
 
 Collectives of `tp`, `cp` and `ep` stand in the path of the computation, so nothing of them is hidden here. Which ones
-they are, and of how many bytes, is in plan/cost/collectives.py.
+they are, and of how many bytes, is in plan/cost/collectives/.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.plan.cost.collectives import (
+from paceline.plan.cost.collectives.collective import Collective
+from paceline.plan.cost.collectives.within_passes import (
     LOSS_REDUCTIONS,
-    Collective,
     again_exchanged,
     context_collectives,
     expert_collective,

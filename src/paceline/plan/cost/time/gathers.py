@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.plan.cost.collectives import gathers, update_collectives
+from paceline.plan.cost.collectives.of_weights import gathers, update_collectives
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import ASSUMED, Component
 from paceline.plan.cost.model_parts import Parts

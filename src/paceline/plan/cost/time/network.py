@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.plan.cost.collectives import (
+from paceline.plan.cost.collectives.of_weights import (
     copies_collective,
     frozen_collective,
     gather_collectives,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.plan.cost.collectives import (
+from paceline.plan.cost.collectives.within_passes import (
     context_collectives,
     expert_collective,
     expert_passes,

@@ -1,0 +1,117 @@
+"""Goodput: the part of a run's time that training needed, what the rest went to, and what a simulation expects."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.history.phases import CHECKPOINTS, DATA, EVALUATION, LOST, PAUSED, TRAINING, Phase
+from paceline.history.records import Records, number
+from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse
+from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord
+from paceline.spec.journal.record import plain_mean
+from paceline.units import format_seconds
+
+LONGEST_SECONDS = 1e12  # of a run that is simulated: beyond it a journal is damaged
+USEFUL = (TRAINING, DATA, EVALUATION)  # phases that a run without an interruption has too
+
+
+@dataclass(frozen=True)
+class MeasuredGoodput:
+    """Where a run's wall time without planned pauses went, in seconds; the kinds add up to it.
+
+    Faults are those that it went on from.
+
+    `costs` are what saves and faults cost here, and `simulated` what runs with the same costs come to whose faults come
+    at random; None of a run without a fault. Neither has what is in `other_seconds`.
+    """
+
+    wall_seconds: float
+    useful_seconds: float
+    lost_seconds: float  # steps made again
+    recovery_seconds: float  # from a fault to the first step after it
+    stall_seconds: float  # waiting for checkpoints
+    other_seconds: float  # starting, proving, and time between starts
+    faults: int
+    costs: MeasuredCosts | None
+    simulated: Rehearsal | None
+    paused_seconds: float = 0.0  # in no kind: outside of its hours, or until somebody wanted more of it
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Wall time but for what is in `other_seconds`: what the simulated runs are held against."""
+        return self.wall_seconds - self.other_seconds
+
+    @property
+    def share(self) -> float:
+        """Useful time over wall time."""
+        return self.useful_seconds / self.wall_seconds if self.wall_seconds else 1.0
+
+
+def goodput_of(records: Records, phases: Sequence[Phase], simulates: bool = True) -> MeasuredGoodput:
+    """Return a run's goodput, from its phases and the recoveries on record; runs with the same costs where asked."""
+    seconds = {phase.kind: phase.seconds for phase in phases}
+    paused = seconds.pop(PAUSED, 0.0)
+    wall = sum(seconds.values())
+    recoveries = records.of(RecoveryRecord)
+    # The first step after a fault counts as a step.
+    back = [(record.seconds.get("total") or 0.0) - (record.seconds.get("step") or 0.0) for record in recoveries]
+    useful = sum(seconds.get(kind, 0.0) for kind in USEFUL)
+    lost, stalls = seconds.get(LOST, 0.0), seconds.get(CHECKPOINTS, 0.0)
+    recovery = min(max(0.0, wall - useful - lost - stalls), sum(back))
+    other = max(0.0, wall - useful - lost - stalls - recovery)
+    costs = _costs(records, recoveries, back, useful, useful + lost + stalls + recovery) if simulates else None
+    simulated = rehearse(costs) if costs else None
+    return MeasuredGoodput(wall, useful, lost, recovery, stalls, other, len(recoveries), costs, simulated, paused)
+
+
+def _costs(
+    records: Records, recoveries: Sequence[RecoveryRecord], back: Sequence[float], work: float, exposed: float
+) -> MeasuredCosts | None:
+    """Return what saves and faults cost a run that did so much work; None without a fault, or without a step."""
+    saves = [record for record in records.of(CheckpointRecord) if record.tier is None]
+    steps = len(set(records.steps.column("step")))
+    saved_at = sorted({record.step for record in saves if record.step})
+    if not recoveries or not steps or not work or not exposed < LONGEST_SECONDS:
+        return None
+    gaps = [after - before for before, after in zip([0, *saved_at], saved_at, strict=False)]
+    step = work / steps
+
+    restart, restore = (
+        plain_mean(record.seconds.get(part) or 0.0 for record in recoveries) for part in ("start", "restore")
+    )
+    return MeasuredCosts(
+        devices=max((record.from_world or 1 for record in recoveries), default=1),
+        work=work,
+        step=step,
+        every=statistics.median(gaps) * step if gaps else work,
+        stall=plain_mean(max(0.0, number(record.cost_seconds) or 0.0) for record in saves) if saves else 0.0,
+        write=plain_mean(max(0.0, number(record.seconds) or 0.0) for record in saves) if saves else 0.0,
+        detection=max(0.0, plain_mean(back) - restart - restore),
+        restart=restart,
+        restore=restore,
+        between_faults=exposed / len(recoveries),
+        kept=plain_mean(record.step not in (0, *saved_at) for record in recoveries),
+    )
+
+
+def goodput_text(goodput: MeasuredGoodput) -> str:
+    """Return a run's goodput in one line."""
+    kinds = (
+        ("lost", goodput.lost_seconds), ("recovery", goodput.recovery_seconds), ("checkpoints", goodput.stall_seconds),
+        ("starting and other", goodput.other_seconds),
+    )  # fmt: skip
+    rest = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds if seconds > 0)
+    text = f"{goodput.share:.1%} (useful {format_seconds(goodput.useful_seconds)}" + (f", {rest})" if rest else ")")
+    if goodput.paused_seconds:
+        text += f", without planned pauses of {format_seconds(goodput.paused_seconds)}"
+    if goodput.simulated is None:
+        return text
+    part = goodput.exposed_seconds / goodput.wall_seconds
+    low, mean, high = (
+        f"{share * part:.1%}"
+        for share in (goodput.simulated.goodput.p10, goodput.simulated.goodput.mean, goodput.simulated.goodput.p90)
+    )
+    faults = f"{goodput.faults} fault{'s' if goodput.faults > 1 else ''}"
+    return f"{text}; {faults}, for which the simulator expects {mean} ({low} to {high})"

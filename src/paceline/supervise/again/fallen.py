@@ -1,0 +1,69 @@
+"""What has ended of a world of ranks, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.errors import of_rank
+from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
+from paceline.spec.plan import Plan
+from paceline.supervise.again.machines import Stander
+from paceline.supervise.blame import Ending, Outcome
+from paceline.supervise.groups import Process
+from paceline.supervise.ranks_lost import RanksLost
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """A world that has failed: how it ended, when, and which of its ranks are left and stand by."""
+
+    outcome: Outcome
+    moments: Mapping[str, float]
+    out_of_memory: bool
+    standing: Mapping[int, Stander] = field(default_factory=dict)
+    called: str = ""  # why the ranks were called to another world, where nothing has failed
+    clock: Mapping[str, object] = field(default_factory=clock_here)  # of the machine that noted the moments
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A world whose coordinator was lost, as another one finds it: its ranks that stand by, and their processes."""
+
+    number: int
+    plan: Plan
+    standing: Mapping[int, Stander]
+    processes: Mapping[int, Process]
+    since: float  # the moment of the loss, in `passed_seconds`
+    nodes: tuple[int, ...] = ()  # of that world, which are lost with it
+    spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
+
+
+def lost_with(taken: TakenOver, what: str) -> RanksLost:
+    """Return what is told of a coordinator that was lost, with its node and that node's ranks where they are too."""
+    ranks = tuple(sorted(rank for rank in taken.processes if rank not in taken.standing))
+    names = f"{'s' if len(taken.nodes) > 1 else ''} {', '.join(map(str, taken.nodes))}"
+    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", on_clock(taken.since))
+
+
+def moments_of(endings: list[Ending]) -> dict[str, float]:
+    """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
+    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
+    return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
+
+
+def with_reason(outcome: Outcome, because: str) -> Outcome:
+    """Return an outcome that also says why the run does not go on."""
+    if not because or outcome.error is None:
+        return outcome
+    known = str(outcome.error["because"])
+    error = {**outcome.error, "because": f"{known}; {because}" if known else because}
+    return Outcome(outcome.exit_code, error)
+
+
+def told_in_a_line(error: Mapping[str, object]) -> str:
+    """Return a fault that is survived in one line."""
+    what = str(error["what"])
+    if "rank" in error:
+        what = of_rank(what, error["rank"], bool(error.get("names_ranks")))
+    return f"{what}" + (f": {error['because']}" if error["because"] else "")

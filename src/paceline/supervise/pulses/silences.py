@@ -1,0 +1,198 @@
+"""Silences: for how long each rank of a machine has told nothing, and for how long it may. Torch-free.
+
+A rank is late that has told nothing for a multiple of the median step; where the machine is loaded, or the rank
+computes (a compiler, a collection of garbage), for longer. What a supervisor sees of its ranks is an overview, of the
+same size however many they are; overviews of several supervisors make one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.phases import IN_A_STEP, PHASES
+from paceline.supervise.pulses.pulse import Pulse
+
+STEPS_KEPT = 64
+STEPS_NEEDED = 3  # before their median says anything
+COMPUTING = 0.5  # of the time, from which on a rank is taken to compute
+COMPUTING_FACTOR = 6.0  # times as long a rank may say nothing that computes
+BEFORE_THEY_MEET = PHASES[:2]  # starting, and waiting for the others
+STOPPED = "TtZX"  # states of /proc: stopped, traced, ended
+
+
+@dataclass(frozen=True)
+class HangLimits:
+    """For how long a rank may tell nothing, as `[run.health]` has it."""
+
+    factor: float
+    minimum: float  # seconds
+    elsewhere: float  # seconds
+
+    @staticmethod
+    def of(health: HealthSpec) -> HangLimits:
+        """Return the limits of a spec."""
+        return HangLimits(health.hang_factor, health.hang_minimum, health.hang_elsewhere)
+
+
+@dataclass(frozen=True)
+class WatchedRank:
+    """A rank as the supervisor of its machine sees it. Seconds of silence are those of an idle machine."""
+
+    pulse: Pulse
+    state: str  # of its process, as the system names it
+    silent_seconds: float
+    limit_seconds: float
+    median_step_seconds: float | None  # of the ranks of its machine
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the rank has told nothing for longer than it may where it is."""
+        return self.silent_seconds > self.limit_seconds
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process stands still by itself."""
+        return self.state in STOPPED
+
+    def told(self, now: float) -> dict[str, object]:
+        """Return what another machine is told of the rank: moments as ages, since clocks differ."""
+        return {**asdict(self), "pulse": {**asdict(self.pulse), "since": now - self.pulse.since}}
+
+    @staticmethod
+    def heard(told: Mapping[str, Any], now: float) -> WatchedRank:
+        """Return a rank of which another machine has told."""
+        pulse = Pulse(**{**told["pulse"], "since": now - told["pulse"]["since"]})
+        return WatchedRank(**{**told, "pulse": pulse})
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a look at ranks shows, whatever their number."""
+
+    ranks: int = 0  # that have a pulse
+    have_met: bool = False  # whether one of them has met the others
+    last: tuple[int, int] | None = None  # how far the rank is that is furthest behind
+    last_is_late: bool = False  # whether a rank is late that is no further than that
+    stopped_is_late: bool = False  # whether one is that stands still by itself, wherever it is
+
+    def told(self) -> dict[str, object]:
+        """Return what another machine is told of it: what is not so by default."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Overview, name)}
+
+    @staticmethod
+    def heard(told: Mapping[str, Any]) -> Overview:
+        """Return what another machine has told."""
+        last = told.get("last")
+        return Overview(**{**told, "last": None if last is None else tuple(last)})
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a rank hangs as far as these tell: one that others wait for, or that stands still by itself."""
+        return self.last_is_late or self.stopped_is_late
+
+
+def together(overviews: Iterable[Overview]) -> Overview:
+    """Return what several looks at different ranks show together."""
+    found = Overview()
+    for one in overviews:
+        last = min((each for each in (found.last, one.last) if each is not None), default=None)
+        late = any(each.last_is_late for each in (found, one) if each.last == last)
+        found = Overview(
+            found.ranks + one.ranks,
+            found.have_met or one.have_met,
+            last,
+            late,
+            found.stopped_is_late or one.stopped_is_late,
+        )
+    return found
+
+
+def overview_of(seen: Iterable[WatchedRank]) -> Overview:
+    """Return what ranks show together."""
+    return together(
+        Overview(
+            1, one.pulse.phase not in BEFORE_THEY_MEET, one.pulse.order, one.is_late, one.is_late and one.is_stopped
+        )
+        for one in seen
+    )
+
+
+def furthest_behind(seen: Iterable[WatchedRank]) -> list[WatchedRank]:
+    """Return the ranks that are furthest behind and late, one that stands still by itself before all others."""
+    ranks = sorted(seen, key=lambda one: one.pulse.rank)
+    late = [one for one in ranks if one.is_late]
+    last = min((one.pulse.order for one in ranks), default=None)
+    return [one for one in late if one.is_stopped] or [one for one in late if one.pulse.order == last]
+
+
+@dataclass
+class _Silence:
+    """How long a rank has told nothing, and for how long its process stands still: in seconds of an idle machine."""
+
+    beats: int
+    state: str
+    seconds: float = 0.0
+    still_seconds: float = 0.0  # without a look at which it ran: a debugger may hold it for a moment of a long phase
+    cpu_before: float = 0.0
+    clock_before: float = 0.0
+
+
+class Silences:
+    """The silences of the ranks of one machine."""
+
+    def __init__(
+        self, limits: HangLimits, state: Callable[[Pulse], str], cpu_seconds: Callable[[Pulse], float]
+    ) -> None:
+        """`state` and `cpu_seconds` say of a rank's process what the system knows."""
+        self._limits, self._state, self._cpu_seconds = limits, state, cpu_seconds
+        self._silences: dict[int, _Silence] = {}
+        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._seen_steps: dict[int, int] = {}
+
+    def note(self, pulses: Iterable[Pulse], passed: float, now: float) -> dict[int, WatchedRank]:
+        """Return how ranks are seen, when so many seconds of an idle machine have passed since the last look."""
+        known = list(pulses)
+        for gone in self._silences.keys() - {pulse.rank for pulse in known}:
+            del self._silences[gone]
+        for pulse in known:
+            self._note(pulse, passed, now)
+        median = statistics.median(self._steps) if self._steps else None
+        return {pulse.rank: self._seen(pulse, median, now) for pulse in known}
+
+    def _note(self, pulse: Pulse, passed: float, now: float) -> None:
+        """Add what has passed to a rank's silence, or end it."""
+        silence, state = self._silences.get(pulse.rank), self._state(pulse)
+        if silence is None or silence.beats != pulse.beats:
+            silence = _Silence(pulse.beats, state, cpu_before=self._cpu_seconds(pulse), clock_before=now)
+            self._silences[pulse.rank] = silence
+        else:
+            stood_still = silence.state in STOPPED and state in STOPPED
+            silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
+            silence.seconds, silence.state = silence.seconds + passed, state
+        if self._seen_steps.get(pulse.rank, 0) != pulse.steps_made:
+            self._seen_steps[pulse.rank] = pulse.steps_made
+            self._steps.append(pulse.step_seconds)
+
+    def _seen(self, pulse: Pulse, median: float | None, now: float) -> WatchedRank:
+        silence = self._silences[pulse.rank]
+        seconds = silence.still_seconds if silence.state in STOPPED else silence.seconds
+        seen = WatchedRank(pulse, silence.state, seconds, 0.0, median)
+        return replace(seen, limit_seconds=self._limit_seconds(seen, now))
+
+    def _limit_seconds(self, seen: WatchedRank, now: float) -> float:
+        """Return for how long a rank may tell nothing where it is."""
+        limits, pulse = self._limits, seen.pulse
+        if seen.is_stopped:
+            return limits.minimum
+        if pulse.phase not in IN_A_STEP or pulse.steps_made < STEPS_NEEDED or seen.median_step_seconds is None:
+            return limits.elsewhere
+        limit = max(limits.minimum, limits.factor * seen.median_step_seconds)
+        silence = self._silences[pulse.rank]
+        spent = self._cpu_seconds(pulse) - silence.cpu_before
+        computes = spent > COMPUTING * (now - silence.clock_before)
+        return min(limits.elsewhere, limit * COMPUTING_FACTOR) if computes else limit

@@ -1,0 +1,180 @@
+"""The watch: a supervisor looks at its ranks, finds the rank that hangs, and says how that is known.
+
+Of the ranks that are late (`silences.py`) those are to blame that are furthest behind: the others wait for them. Before
+anybody is blamed all ranks are asked for their stacks. Until a rank is late, the watch asks for nothing of a single
+one: what it sees has the same size however many ranks there are. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import RankHung
+from paceline.patience import programs_per_core
+from paceline.spec.journal.timing.clock import passed_seconds
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.phases import TOLD
+from paceline.supervise.blame import leave_error
+from paceline.supervise.pulses.flight import missing_from, reached
+from paceline.supervise.pulses.pulse import PULSE_FOLDER
+from paceline.supervise.pulses.sight import (
+    LONGEST_LOOK_SECONDS,
+    LOOK_SECONDS,
+    NearSight,
+    ProcessOf,
+    Sight,
+    nobody_knows,
+)
+from paceline.supervise.pulses.silences import HangLimits, WatchedRank, furthest_behind
+from paceline.supervise.pulses.stacks import collective_in, main_thread, parted, save_stacks
+
+STACKS_SECONDS = 1.0  # to write them, on a machine with free cores
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Ranks that hang: what is told of it, and since which moment (`passed_seconds`) they stand still."""
+
+    ranks: tuple[int, ...]
+    what: str
+    because: str
+    since: float
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+
+class PulseWatch:
+    """Looks at the pulses of `ranks` ranks in a supervisor's folder."""
+
+    def __init__(
+        self, folder: Path, ranks: int, health: HealthSpec, run_dir: Path | None = None,
+        load: Callable[[], float] = programs_per_core, sight: Sight | None = None,
+        process_of: ProcessOf = nobody_knows,
+    ) -> None:  # fmt: skip
+        """Stacks are kept below `run_dir`; `load` is how many programs want each core.
+
+        `sight` is where ranks are seen; without one, on this machine, where `process_of` knows their processes.
+        """
+        self._sight = sight or NearSight(folder, range(ranks), HangLimits.of(health), process_of)
+        self._folder, self._ranks, self._run_dir, self._load = folder, ranks, run_dir, load
+        self._looked = -float("inf")
+        self._asked: float | None = None
+        self._unanswered: dict[int, str] = {}  # what ranks had written when they were asked
+        self._is_told = False
+        self.have_met = False  # whether a rank was seen to have met the others
+
+    @staticmethod
+    def of(
+        health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None, process_of: ProcessOf = nobody_knows
+    ) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for."""
+        if health is None or not health.hangs:
+            return None
+        return PulseWatch(folder, ranks, health, run_dir, process_of=process_of)
+
+    def for_ranks(self) -> dict[str, str]:
+        """Return what the environment of the ranks says: where their pulses are listened to."""
+        return {PULSE_FOLDER: str(self._folder)}
+
+    def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
+        """Return who hangs, or None. `now` is of the system's monotonic clock; `ended` are ranks that run no more.
+
+        Call it often: between two calls it is taken that the machine was as loaded as at the second.
+        """
+        if now - self._looked < LOOK_SECONDS:
+            return None
+        passed = min(now - self._looked, LONGEST_LOOK_SECONDS)
+        self._looked = now
+        load = self._load()
+        overview = self._sight.overview(ended, passed / load, now)
+        self.have_met |= overview.have_met
+        # What a peer's end brings about is no hang.
+        are_all_seen = overview.ranks >= self._ranks
+        if ended or self._is_told or not (overview.is_late if are_all_seen else overview.stopped_is_late):
+            if self._asked is not None:
+                self._asked = None
+                self._sight.leave()
+            return None
+        if self._asked is None:
+            self._asked, self._unanswered = now, {rank: self._sight.stack(rank) for rank in range(self._ranks)}
+            self._sight.ask(range(self._ranks))
+        elif self._unanswered and now - self._asked >= STACKS_SECONDS * load / 2:
+            still = [rank for rank, before in self._unanswered.items() if self._sight.stack(rank) == before]
+            self._unanswered = {}
+            self._sight.ask(still, by_signal=True)
+        if now - self._asked < STACKS_SECONDS * load:
+            return None
+        known = self._sight.closely()
+        behind = furthest_behind(known.values()) if len(known) == self._ranks or not are_all_seen else []
+        if not are_all_seen:  # some have no pulse: they import, or have left a world and wait to meet who is stopped
+            behind = [one for one in behind if one.is_stopped]
+        return self._blamed(known, behind, now) if behind else None
+
+    def tell(self, suspect: Suspect) -> None:
+        """Leave what is known of ranks that hang as their errors, where the supervisor looks for the first failure.
+
+        They are to be ended then. This watch suspects nobody further: who goes on makes another.
+        """
+        self._is_told = True
+        for rank in suspect.ranks:
+            hung = RankHung(
+                suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint"
+            ).naming_ranks()
+            details = {**hung.as_dict(), "evidence": dict(suspect.evidence)}
+            leave_error(self._folder, rank, details, cause=True, moment=suspect.since)
+
+    # ---- who is to blame -------------------------------------------------------------------------------------------
+
+    def _blamed(self, known: Mapping[int, WatchedRank], behind: list[WatchedRank], now: float) -> Suspect:
+        answers = {rank: parted(self._sight.stack(rank)) for rank in known}
+        stacks = {rank: stack for rank, (stack, _) in answers.items()}
+        flights = {rank: flight for rank, (_, flight) in answers.items()}
+        waits_in = {rank: collective_in(stack) for rank, stack in stacks.items()}
+        named = [one for one in behind if not waits_in[one.pulse.rank]] or behind
+        ranks = tuple(one.pulse.rank for one in named)
+        states = {rank: seen.state for rank, seen in known.items()}
+        first = named[0]
+        pulse = first.pulse
+        peers = {name for rank, name in waits_in.items() if name and rank not in ranks}
+        everybody = len(named) == self._ranks > 1
+        subject = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, ranks))} of {self._ranks}"
+        what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
+        kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
+        told = [f"nothing was heard for {first.silent_seconds:.1f} s of an idle machine, where {_told_limit(first)}"]
+        told += [f"process {one.pulse.process} is {_state_told(one.state)}" for one in named if one.is_stopped]
+        if everybody:
+            told.append("all ranks wait for each other: no one is behind, so suspect what is between them")
+        elif peers:
+            told.append(f"its peers wait in {', '.join(sorted(peers))}")
+        at = main_thread(stacks[pulse.rank])
+        told.append(f"it is at {at[0]}" if at else "it answered with no stack")
+        told += (apart := missing_from(flights))
+        if kept is not None:
+            told.append(f"the stacks of all ranks and their last collectives are in {kept}")
+        evidence = {
+            "silent_seconds": round(first.silent_seconds, 3),
+            "limit_seconds": round(first.limit_seconds, 3),
+            "median_step_seconds": first.median_step_seconds,
+            "ranks": [
+                {"rank": rank, "step": seen.pulse.step, "phase": seen.pulse.phase, "state": seen.state,
+                 "silent_seconds": round(seen.silent_seconds, 3), "collective": waits_in[rank] or None,
+                 "reached": {group: list(last) for group, last in reached(flights[rank]).items()},
+                 "stack": main_thread(stacks[rank])[:6]}
+                for rank, seen in sorted(known.items())
+            ],
+            "collectives": apart,
+            "stacks": str(kept) if kept else None,
+        }  # fmt: skip
+        return Suspect(ranks, what, "; ".join(told), passed_seconds() - (now - pulse.since), evidence)
+
+
+def _told_limit(seen: WatchedRank) -> str:
+    median = seen.median_step_seconds
+    steps = f", and a step takes {median:.3g} s" if median is not None else ""
+    return f"{seen.limit_seconds:.1f} s is the limit{steps}"
+
+
+def _state_told(state: str) -> str:
+    names = {"T": "stopped by a signal", "t": "held by a debugger", "Z": "ended and not yet collected", "X": "ended"}
+    return names.get(state, f"in state {state}")

@@ -1,0 +1,40 @@
+"""Whether steps wait for what ranks send each other."""
+
+from __future__ import annotations
+
+from paceline.units import format_seconds
+from paceline.verdict.bound_part import BoundPart, share_of
+from paceline.verdict.steps_seen import StepsSeen
+
+KIND = "communication"
+
+
+def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None:
+    """Return the part of a step in which every rank waits for the others' bytes; None of a single rank.
+
+    On a CPU the rank that waits least counts. A rank that waits for a slower one has that one's computing to wait for,
+    and the slow one itself does not wait; what all of them wait for is the network. Threads that had work and no core
+    are taken off, since a rank also waits for a peer that the machine holds up, and so is the pipeline's `bubble`
+    (seconds). On CUDA it is the gradient reduction that nothing hides, of the rank that spends least in it.
+    """
+    if seen.ranks < 2:
+        return None
+    if seen.knows("waiting"):
+        waits, held_up = seen.least("waiting"), seen.most("queued")
+        waited = max(0.0, waits - held_up - bubble)
+        of = f"of a step of {format_seconds(seen.step_seconds)}"
+        evidence = [f"every rank waits at least {format_seconds(waits)} {of} in collectives"]
+        if held_up > 0:
+            evidence.append(f"{format_seconds(held_up)} of them are taken off: threads had no core")
+        if bubble > 0:
+            evidence.append(f"{format_seconds(bubble)} of them are the pipeline's, which fills and drains")
+        if not seen.whole:
+            evidence.append(f"this is rank 0's wait alone, of {seen.ranks} ranks; it may have waited for a slower one")
+    else:
+        waited = seen.least("reduce")
+        evidence = [f"the reduction of gradients takes {format_seconds(waited)} that nothing hides"]
+    advice = (
+        "a layout that sends less, or over faster links (`paceline plan SPEC --explain` prices them); a larger"
+        " task.global_batch, or plan.sync with an outer step, to exchange gradients less often"
+    )
+    return BoundPart(KIND, share_of(waited, seen.whole_seconds), tuple(evidence), advice)
