@@ -219,7 +219,7 @@ class InWorld:
         if self._generation.rung == REFORMED:
             self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
         self._points.tell(self._record)
-        # Of the first generation all ranks are new: of a later one some may hold what they had, and come here otherwise.
+        # In the first generation all ranks are new. In a later one some may hold what they had, and do not ask.
         is_asked = self._generation.number == 1 and not is_known_sum(self.spec.task)
         hashed = hashes_differ(self.world) if is_asked else []
         for remark in (*self._under.built.remarks, *hashed) if not held else ():

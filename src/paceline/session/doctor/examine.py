@@ -51,7 +51,8 @@ def _packages() -> list[Finding]:
         else:
             found.append(Finding(name, WRONG, "not installed", "pip install paceline, which brings it"))
     version = _version_of(HASHES)
-    return [*found, Finding(HASHES, OK, version) if version else Finding(HASHES, NOTE, WITHOUT_IT, f"pip install {HASHES}")]
+    fix = "" if version else f"pip install {HASHES}"
+    return [*found, Finding(HASHES, OK if version else NOTE, version or WITHOUT_IT, fix)]
 
 
 def _devices() -> list[Finding]:

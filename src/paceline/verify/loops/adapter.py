@@ -136,7 +136,8 @@ def verify_loop(
         ill_conditioned=rounding,
         mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
-    return dataclasses.replace(result, text=loop_text(result) + (HOOKED if hooked and result.first_difference is None else ""))
+    with_hooks = HOOKED if hooked is not None and first is None else ""
+    return dataclasses.replace(result, text=loop_text(result) + with_hooks)
 
 
 def _require_batches(batches: Sequence[object]) -> None:
