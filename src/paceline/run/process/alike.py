@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 WORD = "paceline"
 HASHES_DIFFER = (
-    "hashes of words differ among ranks (PYTHONHASHSEED is not the same): where code of yours goes through a set, its order"
-    " is another on each rank. The proof, whose ranks have hashes alike, does not see it: export PYTHONHASHSEED=0"
+    "hashes of words differ among ranks (PYTHONHASHSEED is not the same): where code of yours goes through a set, its"
+    " order is another on each rank. The proof, whose ranks have hashes alike, does not see it: export PYTHONHASHSEED=0"
 )
 
 

@@ -88,9 +88,9 @@ def not_a_sum(
 ) -> FirstDifference | None:
     """Return what says that a loss, or its gradient, is no sum over rows; None where it is, or none can tell.
 
-    `module` is what the `parts` of the pieces were computed with, `copy` makes copies of it, and `eps()` is a unit in the
-    last place of the narrowest format in it. A loss that is another one when it is computed again says nothing, nor does one that is a sum over
-    columns: where time comes first, as in torch's recurrent layers, these are the samples.
+    `module` is what the `parts` of the pieces were computed with, `copy` makes copies of it, and `eps()` is a unit in
+    the last place of the narrowest format in it. A loss that is another one when it is computed again says nothing, nor
+    does one that is a sum over columns: where time comes first, as in torch's recurrent layers, these are the samples.
     """
     whole = joined(pieces) if len(pieces) > 1 else None
     if whole is None:
