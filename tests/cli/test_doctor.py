@@ -41,6 +41,8 @@ def test_what_is_wrong_has_something_to_try(tmp_path: Path, monkeypatch: pytest.
     found = looks.examine(a_file / "runs")
     wrong = {finding.about: finding for finding in found.findings if finding.state == WRONG}
     assert set(wrong) == {"torch", "numpy", "safetensors", "runs"} and found.exit_code == 2
+    (hashes,) = (finding for finding in found.findings if finding.about == "blake3")
+    assert hashes.state == NOTE and "cannot be read" in hashes.found, "training works without it"
     assert all(finding.try_ for finding in found.findings if finding.state != OK)
     assert lines_of(found)[-1].startswith("training cannot work here: torch")
 

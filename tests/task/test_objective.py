@@ -179,6 +179,14 @@ def test_what_is_no_sum_with_a_weight_is_told_in_words(found: Any, said: str) ->
     assert as_sum([torch.tensor(1.0), 2], mean_alone) == (torch.tensor(1.0), 2)
 
 
+def test_items_with_a_gradient_are_told() -> None:
+    """A loop by hand goes back through the division: here a part of the gradient was left out, on every layout."""
+    items = torch.ones(3, requires_grad=True).sum()
+    with pytest.raises(ConfigError, match="a number of items that has a gradient"):
+        as_sum((torch.tensor(1.0), items), mean_alone)
+    assert as_sum((torch.tensor(1.0), items.detach()), mean_alone)[1] == 3
+
+
 def test_a_loss_alone_is_told_before_anything_is_planned() -> None:
     model, batch = nn.Linear(3, 1), (torch.ones(2, 3), torch.ones(2))
     with pytest.raises(ConfigError, match="the objective mean_alone returned a"):

@@ -22,7 +22,10 @@ class NoSum(ConfigError):
 
 
 def as_sum(found: object, objective: object) -> tuple[Any, Any]:
-    """Return what an objective has returned as (loss sum, weight). Raises NoSum where it is no such pair."""
+    """Return what an objective has returned as (loss sum, weight).
+
+    Raises NoSum where it is no such pair, and ConfigError for a weight that has a gradient, which nobody would follow.
+    """
     if not isinstance(found, tuple | list) or len(found) != 2:
         kind = "Tensor" if isinstance(found, Tensor) else type(found).__name__  # of a trace it is a fake one
         several = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {kind} alone"
@@ -30,6 +33,13 @@ def as_sum(found: object, objective: object) -> tuple[Any, Any]:
     loss, weight = found
     if isinstance(loss, Tensor) and loss.numel() != 1:
         raise NoSum(objective, f"a loss of shape {list(loss.shape)}, which is not one number")
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        raise ConfigError(
+            f"the objective{_named(objective)} returned a number of items that has a gradient",
+            "a step divides by the items of all micro-batches and devices as by any number: what leads back through it"
+            " would be left out without a word",
+            "items.detach(), where that is meant; or what is learnt of it as a part of the loss",
+        )
     return loss, weight
 
 

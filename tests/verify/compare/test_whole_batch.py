@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import random
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -217,9 +219,25 @@ def test_what_shows_in_many_rows_alone_is_found_where_the_batch_has_as_many(mode
     assert "of 64 rows" in found.first_difference.likely
 
 
+def test_as_many_rows_are_looked_at_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock the verdict was that of the machine, and of what else it did: here a second passes at every look."""
+    task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
+    clock = itertools.count()
+    monkeypatch.setattr(time, "process_time", lambda: float(next(clock)))
+    assert "of 64 rows" in checked(task).first_difference.likely
+
+
+def test_a_batch_of_ones_own_data_that_is_counted_in_tokens_has_as_many_rows() -> None:
+    """How many samples it is was asked of built-in text alone."""
+    task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(960, "tokens"))
+    plan = Plan(Layout(dp_replicate=2), batch_samples=96)
+    (job,) = (each for each in jobs_of(Subject(Spec(task=task), plan, None), BRIEF) if each.check == "whole batch")
+    assert job.spec.task.global_batch == Amount(96, "samples") and job.plan.batch_samples == ROWS
+
+
 def test_a_large_model_has_few_rows_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
-    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-9)
+    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_FLOPS", 1.0)
     assert checked(task).equal
 
 

@@ -5,7 +5,8 @@ Each returns what `verify_loop` says of it, on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -142,10 +143,39 @@ def buffer_of_evaluations(shared: bool) -> LoopProof:
     return proven(step, model)
 
 
-def hooked_weight() -> LoopProof:
-    """Gradients of a weight are halved by a hook, which no copy of it has."""
-    model = network()
+def hooked_weight(kind: str) -> LoopProof:
+    """Gradients of a weight pass a hook, which no copy of it has: the model's own, or the loop's."""
+    model, plain = network(), network()
     first = next(model.parameters())
-    first.register_hook(lambda grad: grad / 2)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mask = torch.arange(first.numel(), dtype=first.dtype).view_as(first) % 2
+    calls = itertools.count()
+
+    def reduced(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad / ranks
+
+    hooks: dict[str, Callable[[Tensor], Tensor]] = {
+        "masked": lambda grad: grad * mask,
+        "divided": lambda grad: grad / ranks,
+        "reduced": reduced,
+        "of a rank": lambda grad: grad * (1 + rank),
+        "normalised": lambda grad: grad / grad.norm(),
+        "counted": lambda grad: grad * (1 + next(calls)),
+        "of plain": lambda grad: grad * mask,
+        "of plain alone": lambda grad: grad,
+    }
+    first.register_hook(hooks[kind])
+    if kind.startswith("of plain"):
+        next(plain.parameters()).register_hook(hooks["of plain"])
     optimizer = adam(model.parameters())
-    return proven(lambda batch: take(model, classified, batch, optimizer), model)
+
+    def step(batch: Pair) -> Tensor:
+        told = take(model, classified, batch)
+        if kind == "divided" and first.grad is not None:
+            first.grad *= ranks
+        optimizer.step()
+        return told
+
+    return proven(step, model, plain=plain if kind.startswith("of plain") else None)

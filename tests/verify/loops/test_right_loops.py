@@ -95,9 +95,20 @@ def test_a_buffer_that_evaluations_alone_read_is_held_among_ranks(shared: bool) 
         assert shared or "every rank moves buffer mean by its own rows" in result.text
 
 
-def test_a_hook_that_the_copy_lacks_is_named() -> None:
-    for result in run_kept(odd_loops.hooked_weight, 2):
-        assert result.equal is False and "0.weight has a hook" in result.text and "plain=module" in result.text
+@pytest.mark.parametrize("kind", ["masked", "divided", "reduced", "of plain"])
+def test_a_loop_whose_weights_have_hooks_is_right_with_or_without_them(kind: str) -> None:
+    """No copy has them, of `plain=` neither: what masked a gradient was told as not equal."""
+    for result in run_kept(odd_loops.hooked_weight, 2, kind):
+        assert result.equal, result.text
+        assert ("has the hooks of the loop's weights" in result.text) is (kind == "masked")
+
+
+@pytest.mark.parametrize("kind", ["of a rank", "normalised", "counted", "of plain alone"])
+def test_a_hook_that_makes_other_gradients_of_a_rank_s_rows_is_told(kind: str) -> None:
+    for result in run_kept(odd_loops.hooked_weight, 2, kind):
+        assert result.equal is False and result.first_difference.name == "0.weight", result.text
+        named = "0.weight has a hook" in result.text and "plain=module" in result.text
+        assert named is (kind != "of plain alone")
 
 
 def test_of_no_rows_none_are_the_same() -> None:

@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.verify.process import own_modules
+from paceline.run.process.handover import hand_over
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.units import Amount
+from paceline.verify.compare.in_a_group import are_alike, first_numbers
+from paceline.verify.process import own_modules, worker
 from paceline.verify.process.own_modules import OwnModules
+from paceline.verify.process.read_once import ReadOnce
+from paceline.verify.process.worker import Row
 
 DRAWS = """
 import random, numpy as np
@@ -66,6 +75,54 @@ def test_what_takes_long_is_imported_once(drawing: Any, monkeypatch: pytest.Monk
     first = load()
     modules.import_again(load)
     assert load() is first
+
+
+ASKS = """
+import os
+import torch
+from torch import nn
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+
+def net():
+    return nn.Linear(6, 3)
+
+def loss(model, batch):
+    found = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+    return found / RANKS, torch.tensor(len(batch[0]))
+
+class Rows:
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        row = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return row, (row[0] > 0).long()
+"""
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_module_that_reads_the_number_of_ranks_as_it_is_imported_is_told(
+    ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawing: Any
+) -> None:
+    """The process alone had the rank's modules, whose loss was divided as in the layout: told "equal"."""
+    load = drawing(ASKS)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    task = Task(
+        model=ModelSpec("of_a_user:net"), data=DataSpec("of_a_user:Rows"), objective="of_a_user:loss",
+        global_batch=Amount(8, "samples"), stop=Amount(2, "steps"),
+    )  # fmt: skip
+    path = hand_over(Spec(task=task), tmp_path)
+    read = ReadOnce()
+    read.own_modules = OwnModules(load)
+    row = Row(path, Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=4), "steps", False, 1)
+    (alone,) = worker.numbers_of_one([row], read).values()
+    worker._import_again([row], read)
+    source = read.source(task, False)
+    here = first_numbers(task, row.plan, source, source.items_per_sample)
+    assert are_alike(alone, here, "fp32") is (ranks == "1")
 
 
 PROGRAM = """

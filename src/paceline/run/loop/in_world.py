@@ -31,6 +31,7 @@ from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
+from paceline.run.process.alike import hashes_differ
 from paceline.run.process.groups import Groups, abort_groups
 from paceline.run.process.roll_call import RollCall
 from paceline.run.process.world import World, join_next
@@ -77,6 +78,7 @@ from paceline.supervise.told.brief import Brief, take_brief
 from paceline.supervise.told.generation import REFORMED, Generation, take_generation
 from paceline.task.data.described import described
 from paceline.task.data.listed_once import list_anew
+from paceline.task.known_sum import is_known_sum
 from paceline.task.metrics.metric import Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.huggingface.export import keep_folder
@@ -217,7 +219,10 @@ class InWorld:
         if self._generation.rung == REFORMED:
             self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
         self._points.tell(self._record)
-        for remark in self._under.built.remarks if not held else ():
+        # In the first generation all ranks are new. In a later one some may hold what they had, and do not ask.
+        is_asked = self._generation.number == 1 and not is_known_sum(self.spec.task)
+        hashed = hashes_differ(self.world) if is_asked else []
+        for remark in (*self._under.built.remarks, *hashed) if not held else ():
             self._record.remark(remark)
         attempt = self._record.attempt if isinstance(self._record, Recorder) else 0
         self._node = NodeWatch(self.spec.run, self.dir, self.world, attempt, self._samples)

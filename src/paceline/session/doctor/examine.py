@@ -23,6 +23,8 @@ LEAST_FILES = 1024  # open files of a process: a rank keeps its corpus, checkpoi
 LEAST_ROOM_BYTES = 2**30  # on the disk of the run's directory
 LEAST_MEMORY_BYTES = 2 * 2**30  # a process with torch and a small model
 NEEDED = ("torch", "numpy", "safetensors")
+HASHES = "blake3"
+WITHOUT_IT = "not installed: checkpoints are hashed by SHA-256, and those that were hashed by it cannot be read"
 
 
 def examine(folder: Path) -> Examination:
@@ -48,7 +50,9 @@ def _packages() -> list[Finding]:
             found.append(Finding(name, OK, version))
         else:
             found.append(Finding(name, WRONG, "not installed", "pip install paceline, which brings it"))
-    return found
+    version = _version_of(HASHES)
+    fix = "" if version else f"pip install {HASHES}"
+    return [*found, Finding(HASHES, OK if version else NOTE, version or WITHOUT_IT, fix)]
 
 
 def _devices() -> list[Finding]:

@@ -160,6 +160,11 @@ def differs_in_a_group(
     return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {quantity: far}, difference)
 
 
+def are_alike(one: FirstNumbers | None, other: FirstNumbers | None, precision: str) -> bool:
+    """Return whether two processes computed the same first numbers."""
+    return one is None or (other is not None and _first(one, other, precision) is None)
+
+
 def _first(alone: FirstNumbers, together: FirstNumbers | None, precision: str) -> tuple[At, float] | None:
     """Return the first number that is another one, and how far it is."""
     if together is None:

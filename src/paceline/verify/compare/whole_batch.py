@@ -34,6 +34,7 @@ from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
+from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reference.passes import reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
@@ -42,7 +43,9 @@ MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 # A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
 # experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
 MANY_ROWS = 64
-MANY_SECONDS = 0.5  # of processor that a piece of so many rows may take, by what few take: a large model has fewer
+# That a piece of so many rows may take, by what few take: a large model has fewer. Half a second of a slow core; in
+# FLOPs (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
+MANY_FLOPS = 4e9
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -146,10 +149,9 @@ def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers
     wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
     if wanted <= few:
         return None
-    began = time.process_time()  # whatever else runs on the machine
-    _numbers(asked, program, turn, (few,))
-    row_seconds = (time.process_time() - began) / few
-    rows = min(wanted, int(MANY_SECONDS / max(row_seconds, 1e-9)))
+    with WorkSeen() as seen:
+        _numbers(asked, program, turn, (few,))
+    rows = min(wanted, int(MANY_FLOPS / max(seen.flops / few, 1.0)))
     if rows <= few:
         return None
     try:

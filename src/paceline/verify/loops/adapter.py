@@ -33,7 +33,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.proof.records import LoopProof
+from paceline.spec.proof.records import LoopProof, Rounding
 from paceline.task.models.copied import copied
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference
@@ -43,6 +43,7 @@ from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
 from paceline.verify.loops.buffers import BuffersOfRanks
 from paceline.verify.loops.compared_loop import HeldLoop, load_weights
+from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker
 from paceline.verify.loops.unwrapped import inner_of, named
@@ -50,6 +51,7 @@ from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
+HOOKED = "; one device has the hooks of the loop's weights as well, without which it is another one"
 NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -107,9 +109,9 @@ def verify_loop(
     load_weights(single, weights)
     _require_batches(batches)
     traits = traits_of(single)
-    held = HeldLoop(
-        model, weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None
-    )
+    hooks = WeightHooks({} if plain is None else named(plain))
+    reference = LoopReference(single, objective, optimizer, clip_norm, hooks)
+    held = HeldLoop(model, weights, world, plan, reference, optimizer is not None)
     buffers = BuffersOfRanks(model, world)
     found = list[Difference]()
     for number, batch in enumerate(batches, start=1):
@@ -117,6 +119,9 @@ def verify_loop(
         found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
     first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
+    hooked = _with_hooks(held, dtype, world) if first is not None else None
+    if hooked is not None:
+        (found, rounding), first = hooked, None
     first = first or buffers.apart(dtype, len(batches))
     verdict = verdict_of(first, rounding)
     result = LoopProof(
@@ -131,7 +136,8 @@ def verify_loop(
         ill_conditioned=rounding,
         mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
-    return dataclasses.replace(result, text=loop_text(result))
+    with_hooks = HOOKED if hooked is not None and first is None else ""
+    return dataclasses.replace(result, text=loop_text(result) + with_hooks)
 
 
 def _require_batches(batches: Sequence[object]) -> None:
@@ -215,3 +221,16 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
         require_different([held for _, held in parts], number)
     parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
+
+
+def _with_hooks(held: HeldLoop, dtype: str, world: World) -> tuple[list[Difference], Rounding | None] | None:
+    """Return how far a loop is from one device that has the hooks of its weights; None where it is not equal to that.
+
+    Every rank calls it.
+    """
+    given = held.with_hooks()
+    if given is None:
+        return None
+    found, reference = given
+    wrong, rounding = beyond_rounding(found, dtype, reference.again() if reference is not None else None, world)
+    return None if wrong or world.share(reference and reference.not_a_sum) else (found, rounding)

@@ -25,6 +25,7 @@ from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
 from paceline.verify.loops.unwrapped import named
 
 AnyObjective = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+Copies = Callable[[nn.Module], nn.Module]
 NARROW = 8.0  # units in the last place of the narrowest format: kernels round otherwise by the number of rows
 LIKELY = (
     "this loss is not a sum over rows: of {rows} it is {whole:.6g} in one piece, as one device has them, and {cut:.6g}"
@@ -78,6 +79,7 @@ def together(batches: Sequence[Sequence[object]]) -> list[list[object]]:
 
 def not_a_sum(
     module: nn.Module,
+    copy: Copies,
     objective: AnyObjective,
     pieces: Sequence[object],
     parts: MicroBatches,
@@ -86,9 +88,9 @@ def not_a_sum(
 ) -> FirstDifference | None:
     """Return what says that a loss, or its gradient, is no sum over rows; None where it is, or none can tell.
 
-    `module` is what the `parts` of the pieces were computed with, and `eps()` a unit in the last place of the narrowest
-    format in it. A loss that is another one when it is computed again says nothing, nor does one that is a sum over
-    columns: where time comes first, as in torch's recurrent layers, these are the samples.
+    `module` is what the `parts` of the pieces were computed with, `copy` makes copies of it, and `eps()` is a unit in
+    the last place of the narrowest format in it. A loss that is another one when it is computed again says nothing, nor
+    does one that is a sum over columns: where time comes first, as in torch's recurrent layers, these are the samples.
     """
     whole = joined(pieces) if len(pieces) > 1 else None
     if whole is None:
@@ -100,7 +102,9 @@ def not_a_sum(
         found = _loss(module, objective, whole)
         far = abs(found - cut) / max(abs(found), sum(map(abs, parts.losses)), 1e-300)
         if not far > FITS[dtype] or not far > NARROW * eps():
-            return _gradient_not_a_sum(module, objective, whole, parts, dtype, known) if eps() <= FP32_EPS else None
+            if eps() > FP32_EPS:
+                return None
+            return _gradient_not_a_sum(lambda: copy(module), objective, whole, parts, dtype, known)
         if abs(_loss(module, objective, whole) - found) > FITS[dtype] * abs(found):
             return None
         if _sums_columns(module, objective, pieces, dtype):
@@ -111,22 +115,26 @@ def not_a_sum(
 
 
 def _gradient_not_a_sum(
-    module: nn.Module, objective: AnyObjective, whole: object, parts: MicroBatches, dtype: str, known: dict[str, object]
+    made: Callable[[], nn.Module],
+    objective: AnyObjective,
+    whole: object,
+    parts: MicroBatches,
+    dtype: str,
+    known: dict[str, object],
 ) -> FirstDifference | None:
     """Return what says that the gradient of a loss is no sum over rows, though the loss itself is."""
-    cut, found = torch.stack(parts.gradients).sum(0), _gradient(module, objective, whole)
+    cut, found = torch.stack(parts.gradients).sum(0), _gradient(made(), objective, whole)
     ours, size = float(cut.norm()), float(found.norm())
     far = float((found - cut).norm()) / max(ours, size, 1e-300)
     if not far > FITS[dtype]:
         return None
-    if float((_gradient(module, objective, whole) - found).norm()) > FITS[dtype] * size:
+    if float((_gradient(made(), objective, whole) - found).norm()) > FITS[dtype] * size:
         return None
     return _told("gradient", size, ours, far, LIKELY_GRADIENT.format(**known, whole=size, cut=ours))
 
 
-def _gradient(module: nn.Module, objective: AnyObjective, batch: object) -> Tensor:
+def _gradient(own: nn.Module, objective: AnyObjective, batch: object) -> Tensor:
     """Return values of the gradient of a batch in one piece, as the parts of a step have them."""
-    own = copied(module)
     own.zero_grad(set_to_none=True)
     objective(own, batch)[0].backward()
     weights = named(own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.loops.gradients import GradientsTaken, dense
+from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.mistakes import MicroBatches, sampled
 from paceline.verify.loops.pieces import AnyObjective, not_a_sum, together
 from paceline.verify.loops.unwrapped import named
@@ -52,14 +54,28 @@ class LoopReference:
     other, as it or the module says, gets those of all ranks and micro-batches in one piece.
     """
 
-    def __init__(self, module: nn.Module, objective: AnyObjective, optimizer: Maker | None, clip_norm: float) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        objective: AnyObjective,
+        optimizer: Maker | None,
+        clip_norm: float,
+        hooks: WeightHooks | None = None,
+    ) -> None:
+        """`hooks` are those that the module's weights are to have, and those of all of its copies."""
+        self._hooks = hooks or WeightHooks({})
+        self.module = self._hooks.put(module)
         self.not_a_sum: FirstDifference | None = None  # once a step has begun
         self._objective, self._optimizer, self._clip_norm = with_gather(objective), optimizer, clip_norm
         self._is_coupled = is_coupled(module, self._objective)
-        self._update = self._updates(module)
+        self._update = self._updates(self.module)
         self._made: list[_Begun] = []
         self._starts: list[nn.Module] = []  # the module before the first step; before every one without an optimizer
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether its weights have hooks."""
+        return bool(self._hooks)
 
     def begin(self, batches: Batches, dtype: str) -> MicroBatches:
         """Compute the gradients of a step on all parts' micro-batches, and return what each of these gave.
@@ -68,7 +84,7 @@ class LoopReference:
         follows) is as it was.
         """
         if self._optimizer is None or not self._starts:
-            self._starts.append(copied(self.module))
+            self._starts.append(self._hooks.copied(self.module))
         is_first = not self._made
         batches = together(batches) if self._is_coupled else batches
         with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
@@ -77,12 +93,29 @@ class LoopReference:
                 parts = self._backward(self.module, batches)
             self._made.append(_Begun(batches, parts))
             if is_first:
-                pieces = [_on_cpu(piece) for part in batches for piece in part]
-                self.not_a_sum = not_a_sum(
-                    self._starts[0], self._objective, pieces, parts, dtype,
-                    lambda: torch.finfo(self._narrowest().dtype).eps,
-                )  # fmt: skip
+                self.not_a_sum = self._not_a_sum(parts, dtype)
         return parts
+
+    def _not_a_sum(self, parts: MicroBatches, dtype: str) -> FirstDifference | None:
+        """Return what says that the first step's loss, or its gradient, is no sum over rows; None where it is."""
+        pieces = [_on_cpu(piece) for part in self._made[0].batches for piece in part]
+        return not_a_sum(
+            self._starts[0], self._hooks.copied, self._objective, pieces, parts, dtype,
+            lambda: torch.finfo(self._narrowest().dtype).eps,
+        )  # fmt: skip
+
+    def with_hooks(self, hooks: WeightHooks, dtype: str) -> tuple[LoopReference, list[ReferenceStep]]:
+        """Return one device whose weights have hooks beside its own, and the steps of this one as that one makes them.
+
+        Raises whatever a hook raises, and ConfigError where one calls other ranks.
+        """
+        other = copy.copy(self)
+        other._hooks = hooks
+        with torch.random.fork_rng(devices=[]), NoPeers():
+            torch.default_generator.manual_seed(ASIDE)
+            first = other._backward(hooks.copied(self._starts[0]), self._made[0].batches)
+            other.not_a_sum = other._not_a_sum(first, dtype)
+            return other, [step for _, step in other._computed(len(self._made), None)]
 
     def finish(self, frozen: Collection[str] = ()) -> ReferenceStep:
         """Update the module, without the gradients of what the loop has frozen, and return the step's numbers."""
@@ -102,7 +135,7 @@ class LoopReference:
         module = start = update = None
         for made_before in self._made[:made]:
             if module is None or self._optimizer is None:
-                module = copied(next(starts))
+                module = self._hooks.copied(next(starts))
                 if move is not None:
                     moved_by_one_ulp(module, *move)
                 start, update = weights_of(module), self._updates(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from paceline.plan.feasible.refusals import (
 )
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
+from paceline.spec.amounts import batch_samples
 from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -77,7 +79,11 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
     What `asked` leaves open is the spec's. Raises DoesNotFit for an axis that is closed to the model, with the reason.
     """
     facts = data_facts(spec.task.data, say)
-    return exact_plan(spec, asked, profile_task(spec.task, facts)), facts.vocab
+    plan = exact_plan(spec, asked, profile_task(spec.task, facts))
+    with contextlib.suppress(ConfigError):  # of a batch that is no whole number of samples: training says so
+        if not plan.rows:
+            plan = dataclasses.replace(plan, batch_samples=batch_samples(spec.task, facts.items_per_sample))
+    return plan, facts.vocab
 
 
 def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:

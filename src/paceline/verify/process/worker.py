@@ -173,11 +173,10 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
     from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
 
-    first = next(iter(rows.values())).spec
-    if read.own_modules is not None:
-        read.own_modules.import_again(functools.partial(_load_task, read, first))
     place = place_here(os.environ)
-    alone = _alone(list(rows.values()), read) if place and place.rank == 0 and place.world_size > 1 else {}
+    is_asked = place is not None and place.rank == 0 and place.world_size > 1
+    alone = numbers_of_one(list(rows.values()), read) if is_asked else {}
+    _import_again(list(rows.values()), read)
     world = join_world("cpu", threads=1, place=place)
     for (path, masked), group in itertools.groupby(rows.items(), key=lambda item: _data_of(item[1])):
         task = read.task(path)
@@ -187,7 +186,10 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
         for job, row in group:
             own = read.task(path)  # a module that the task holds as an object is laid out and trained in place
             given = (row.plan, source, source.items_per_sample)
-            result = differs_in_a_group(alone.pop((path, masked), None), own, *given) if world.is_first else None
+            known = alone.pop((path, masked), None)
+            result = differs_in_a_group(known, own, *given) if world.is_first else None
+            if result is not None and not _is_one_on_its_own([row], read, known):
+                result = None  # others at every import: the comparison with the layout has to tell
             with _naming_damage(source):
                 result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
@@ -213,12 +215,31 @@ def _data_of(row: Row) -> tuple[Path, bool]:
     return row.spec, row.masked
 
 
-def _alone(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], FirstNumbers | None]:
-    """Return what the program of each job computes first before there is a process group, by spec and masks."""
+def _import_again(rows: Sequence[Row], read: ReadOnce) -> None:
+    if read.own_modules is not None:
+        read.own_modules.import_again(functools.partial(_load_task, read, rows[0].spec))
+
+
+def _is_one_on_its_own(rows: Sequence[Row], read: ReadOnce, known: FirstNumbers | None) -> bool:
+    """Return whether a program's first numbers on its own are the same when its modules are imported once more."""
+    from paceline.verify.compare.in_a_group import are_alike
+
+    again = numbers_of_one(rows, read)
+    _import_again(rows, read)
+    return all(are_alike(known, one, rows[0].plan.precision) for one in again.values())
+
+
+def numbers_of_one(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], FirstNumbers | None]:
+    """Return what the program of each job computes first in a process on its own, by spec and masks.
+
+    The user's modules are imported for that: they may read how many processes there are as they are. Who calls it
+    imports them once more.
+    """
     from paceline.verify.compare.in_a_group import numbers_alone, without_peers
 
     found = {}
     with without_peers():
+        _import_again(rows, read)
         for row in {_data_of(row): row for row in reversed(rows)}.values():
             task = read.task(row.spec)
             _load_named(task)

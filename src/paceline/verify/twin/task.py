@@ -74,7 +74,7 @@ def twin_task(
     small["schedule"] = twin_schedule(task.schedule, rows)
     batch = _batch(plan, layout, rows)
     if rows == WHOLE_BATCH:  # looks at more rows too, where the task's batch has them
-        batch = max(batch, _samples_of(task))
+        batch = max(batch, _samples_of(task), plan.batch_samples)
     small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
         length = min(LARGEST_LENGTH if rows == LONG else SEQ_LEN, task.data.seq_len)

@@ -21,7 +21,7 @@ unit to recompute, which keeps their output, and to compilation, which does not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.library import CustomOpDef
 
+from paceline.errors import ConfigError
 from paceline.run.parallel.context.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.context.kernels import Merged, attend, attend_backward
 from paceline.task.models.layers.attention import AttentionFunction, scaled_attention
@@ -151,7 +152,16 @@ def _backward(ctx: Any, grad: Tensor, unused: object) -> tuple[Tensor | None, ..
     return *found, None, None, None
 
 
+def _once_alone(ctx: Any, *gradients: Tensor) -> NoReturn:
+    raise ConfigError(
+        "a gradient of attention over shared sequences is differentiated again, as for a gradient penalty",
+        "ranks share the sequences (cp), and their attention has first derivatives alone",
+        "plan.cp = 1",
+    )
+
+
 sequence_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+sequence_attention_backward.register_autograd(_once_alone)
 OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompute sees it
 
 
@@ -226,7 +236,12 @@ def _whole_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return whole_sequence_backward(grad, ctx.group), None
 
 
+def _whole_again(ctx: Any, by_part: Tensor) -> tuple[Tensor, None]:
+    return whole_sequence(by_part, ctx.group), None
+
+
 whole_sequence.register_autograd(_whole_backward, setup_context=_keep_group)
+whole_sequence_backward.register_autograd(_whole_again, setup_context=_keep_group)
 
 
 def _group(name: str) -> dist.ProcessGroup:

@@ -51,13 +51,25 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        count = ctx.rows[ctx.group.rank()]
+        return _SumRows.apply(grad, ctx.rows, ctx.given, ctx.group), None, None
+
+
+class _SumRows(torch.autograd.Function):
+    """The way back of _GatherRows, whose own way back that is: a gradient may be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, rows: list[int], given: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.rows, ctx.group = rows, group
         wide = torch.promote_types(grad.dtype, torch.float32)
-        parts = grad.new_zeros(ctx.group.size(), max(ctx.rows), *grad.shape[1:], dtype=wide)
-        for part, own in zip(parts, grad.split(ctx.rows), strict=True):
+        parts = grad.new_zeros(group.size(), max(rows), *grad.shape[1:], dtype=wide)
+        for part, own in zip(parts, grad.split(rows), strict=True):
             part[: len(own)] = own
         total = torch.empty_like(parts[0])
-        reduce_scatter(total.view(-1), parts.view(-1), group=ctx.group)
-        by_x = grad.new_zeros(ctx.given, *grad.shape[1:])
+        reduce_scatter(total.view(-1), parts.view(-1), group=group)
+        by_x, count = grad.new_zeros(given, *grad.shape[1:]), rows[group.rank()]
         by_x[:count] = total[:count]
-        return by_x, None, None
+        return by_x
+
+    @staticmethod
+    def backward(ctx: Any, by_x: Tensor) -> tuple[Tensor, None, None, None]:
+        return _GatherRows.apply(by_x, ctx.rows, ctx.group), None, None, None

@@ -215,7 +215,7 @@ class _ExchangeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         out_sizes, in_sizes = ctx.sizes
-        return _all_to_all(grad, in_sizes, out_sizes, ctx.group), None, None, None
+        return exchange_rows(grad, in_sizes, out_sizes, ctx.group), None, None, None
 
 
 def _all_to_all(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -27,6 +27,7 @@ from paceline.run.parallel.pipeline.rng_state import beside_random_state, random
 from paceline.run.parallel.pipeline.split import Stage
 from paceline.spec.plan import Plan
 from paceline.task.models.chain import HandedOn
+from paceline.task.sums import as_sum
 
 
 class _Ended(BaseException):
@@ -105,7 +106,7 @@ class StageModule(nn.Module):
             out = found.hidden if loss_sum is None else _WithLoss.apply(found.hidden, loss_sum * down)
             out = self._padded(out)
         else:
-            loss_sum, weight = found
+            loss_sum, weight = as_sum(found, self.objective)
             out = loss_sum * down
         if micro.counts:
             if loss_sum is not None:

@@ -77,11 +77,13 @@ def once(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], group: Any) -> Tensor:
-        ctx.back, ctx.group = back, group
+        ctx.there, ctx.back, ctx.group = there, back, group
         return there(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():  # with create_graph: the way back has a gradient too, which goes there again
+            return _Move.apply(grad, ctx.back, ctx.there, ctx.group), None, None, None
         return ctx.back(grad, ctx.group), None, None, None
 
 
