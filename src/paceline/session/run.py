@@ -33,7 +33,7 @@ from paceline.run.process.handover import hand_over, holds_objects
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.journal import mark_end
-from paceline.run.record.tensorboard import asked_sinks
+from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
 from paceline.said import say_line

@@ -20,7 +20,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal, mark_end
-from paceline.run.record.tensorboard import asked_sinks
+from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord, RunStarted
 from paceline.spec.journal.planned import PlannedRecord
