@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import VERBS
+from paceline.cli.main import VERBS, _verb_parser
 from paceline.cli.parser import Parser
-from paceline.config.other_words import _OPTIONS, _VALUES, _VERBS, option_meant, verb_meant
+from paceline.config.other_words import _OF_COMMANDS, _OPTIONS, _VALUES, _VERBS, option_meant, verb_meant
 from paceline.errors import ConfigError
 from paceline.spec.load import parse_spec
 from paceline.units import parse_amount
@@ -74,6 +75,43 @@ def test_in_python_and_on_the_command_line_too() -> None:
     assert "did you mean" not in caught.value.try_
     with pytest.raises(ConfigError, match=r"did you mean '--all'"):
         parser.read(["--alll"])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("dash --out page.html", "did you mean '--export'?"),  # '--port' is nearest in letters
+        ("dash --html page.html", "did you mean '--export'?"),  # '--host'
+        ("dash --address 0.0.0.0", "did you mean '--host'?"),
+        ("dash --prot 80", "did you mean '--port'?"),
+        ("plan --output plan.png", "did you mean '--picture'?"),
+        ("plan --quiet", "one of: "),  # '--budget'
+        ("bill --out bill.csv", "did you mean '--export'?"),  # '--until'
+        ("export runs/a --out folder", "OUT is written without an option"),
+        ("export --checkpoint 3", "did you mean '--step'?"),
+        ("evaluate --num-samples 3", "did you mean '--samples'?"),
+        ("evaluate --data test.csv", "SOURCE is written without an option"),
+        ("report --run-dir runs/a", "RUN_DIR is written without an option"),
+        ("train --config a.toml", "SPEC is written without an option"),
+        ("train --output-dir a", "run.dir"),
+        ("logs --tail 5", "did you mean '--last'?"),
+        ("probe --format json", "one of: "),  # '--forget', which would have measured all anew
+        ("train --n 3", "one of: "),  # '--no-verify'
+    ],
+)
+def test_the_option_of_another_verb_or_tool_is_answered_by_its_meaning(line: str, told: str) -> None:
+    verb, *words = line.split()
+    with pytest.raises(ConfigError) as caught:
+        _verb_parser(verb, importlib.import_module(f"paceline.cli.{verb}")).read([*words])
+    assert told in caught.value.try_
+
+
+def test_each_option_that_is_told_is_one_of_some_verb() -> None:
+    there = set[str]()
+    for verb in VERBS:
+        for action in _verb_parser(verb, importlib.import_module(f"paceline.cli.{verb}"))._actions:
+            there |= set(action.option_strings or [str(action.metavar or action.dest)])
+    assert {meant for words in _OF_COMMANDS.values() for meant in words} <= there
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -91,6 +92,21 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as Markdown renderers make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.M)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def test_the_pages_for_newcomers_name_every_extra_and_count_the_tutorials() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    own = {"test", "lint", "docs", "mutants", "bench"}  # of whoever works on Paceline
+    page = (DOCS / "guide" / "getting-started.md").read_text(encoding="utf-8")
+    rows = page.partition("| extras | for |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert {name for row in rows for name in re.findall("`(.+?)`", row.split("|")[1])} == set(extras) - own
+    (all_of_them,) = (set(re.findall("`(.+?)`", row.split("|")[2])) for row in rows if "`all`" in row)
+    assert all_of_them == set(extras["all"][0].partition("[")[2].rstrip("]").split(","))
+    brings = [re.split("[><=]", name)[0] for name in project["dependencies"]]
+    assert f"It brings {', '.join(brings[:-1])} and {brings[-1]}" in page
+    tutorials = len(list((DOCS / "tutorials").rglob("*.md")))
+    assert f"[Tutorials](docs/index.md#tutorials): {tutorials}," in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

@@ -23,8 +23,9 @@ from paceline.report.sections import spec_toml
 from paceline.report.style import CSS
 from paceline.report.summary import summarise
 from paceline.report.tensorboard import export_tensorboard
-from paceline.run.record.tensorboard import TensorBoardWriter
-from paceline.spec.journal.kinds import DecisionRecord, StepRecord
+from paceline.observe.exports.tensorboard import TensorBoardWriter
+from paceline.spec.journal.bound import VerdictRecord
+from paceline.spec.journal.kinds import CheckpointRecord, DecisionRecord, StepRecord
 from paceline.spec.journal.record import now, read
 
 VOID = {"meta", "br", "link", "img"}
@@ -242,7 +243,23 @@ def test_tensorboard_holds_the_steps_that_count(tmp_path: Path) -> None:
     losses = {r["step"]: r["loss"] for r in records if r["kind"] == "step"}
     assert scalars(folder, "loss/training") == pytest.approx(losses, rel=1e-6)
     assert set(scalars(folder, "loss/held_out")) == {50, 100, 150, 200, 250, 300}
-    assert scalars(folder, "speed/step_seconds")[300] == pytest.approx(records[-4]["seconds"]["total"], rel=1e-6)
+    assert scalars(folder, "seconds/total")[300] == pytest.approx(records[-4]["seconds"]["total"], rel=1e-6)
+
+
+def test_tensorboard_drops_steps_that_are_made_again_within_a_start(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with TensorBoardWriter(tmp_path) as writer:
+        for step in [*range(1, 9), *range(6, 10)]:
+            writer.write(now(read(StepRecord, {"step": step, "loss": 1.0, "seconds": {"total": 1.0}})))
+        writer.write(now(read(CheckpointRecord, {"step": 5, "bytes": 9})))  # of a save beside training
+        writer.write(now(read(VerdictRecord, {"step": 9, "shares": {"data": 0.5}})))
+    events = EventAccumulator(str(writer.folder))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss/training")] == list(range(1, 10))
+    assert [event.step for event in events.Scalars("checkpoint/bytes")] == [5]
+    assert [event.value for event in events.Scalars("bound/data")] == [0.5]
 
 
 def test_what_is_decided_before_a_first_step_stands_before_it(tmp_path: Path) -> None:

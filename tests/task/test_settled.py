@@ -51,6 +51,14 @@ def test_labels_decide_the_objective_and_the_head(
     assert again.spec is found.spec and not again.decisions
 
 
+@pytest.mark.parametrize(("labels", "of_one"), [("auto", "x"), ("classification", "x"), ("multi_label", "x|x")])
+def test_one_class_alone_leaves_nothing_to_train_on(tmp_path: Path, labels: str, of_one: str) -> None:
+    more = [f"task.data.labels={labels}", "task.data.validation_fraction=0"]
+    spec = spec_of(tmp_path, "one.csv", f"text,label\na,x\nb,{of_one}\n", *more)
+    with pytest.raises(DataError, match="of one class only"):
+        settle(spec)
+
+
 @pytest.mark.parametrize(("content", "rows"), [(TALKS, "packed"), (PAIRS, "packed")])
 def test_conversations_are_packed_apart_for_our_own_model(tmp_path: Path, content: str, rows: str) -> None:
     task = settle(spec_of(tmp_path, "a.jsonl", content)).spec.task

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from paceline.config.other_words import said_elsewhere
-from paceline.errors import ConfigError, nearest, suggestion
+from paceline.config.other_words import command_option_meant, said_elsewhere
+from paceline.errors import ConfigError, suggestion
 
 EXIT_CODES = {
     0: "done",
@@ -31,9 +31,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
+        self._words: Sequence[str] = ()
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the options. Raises ConfigError for what argparse refuses and for anything left over."""
+        self._words = words
         try:
             options, extra = self.parse_known_args(words)
         except argparse.ArgumentError as error:  # what argparse itself does not turn into error()
@@ -46,6 +48,9 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse complains of as a ConfigError."""
         missing = re.fullmatch(r"the following arguments are required: (.*)", message)
         if missing:
+            for word in self._words:  # it may well be there, behind an option that there is not
+                if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions and word != "--":
+                    self._refuse(word)
             raise ConfigError(f"{missing.group(1)} is missing", f"{self.prog} needs it", f"{self.prog} --help")
         about = re.fullmatch(r"argument (\S+?)(?:/\S+)?: (.*)", message, re.DOTALL)
         if about:
@@ -70,22 +75,16 @@ class Parser(argparse.ArgumentParser):
         if word.startswith("-") and word != "-":
             known = [name for name in self._option_string_actions if name.startswith("--")]
             name = word.partition("=")[0]
-            longer = [option for option in known if option.startswith(name)]  # options are not abbreviated
+            longer = [option for option in known if len(name) > 3 and option.startswith(name)]  # none is abbreviated
             said = said_elsewhere(name) if "--set" in known else None
-            fix = f"did you mean '{longer[0]}'?" if longer else _option_near(name, known)
-            if said and not longer:
+            written_alone = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+            near = command_option_meant(name, known, written_alone)
+            fix = f"did you mean '{longer[0]}'?" if longer else near or f"one of: {', '.join(known)}"
+            if said and not longer and (near is None or "=" in said):
                 fix = f"in the spec, or by --set: {said}" if "=" in said else said
             raise ConfigError(f"unknown option '{name}'", f"`{self.prog}` has no such option", fix)
         because = f"`{self.prog}` takes no further argument"
         raise ConfigError(f"unexpected argument '{word}'", because, f"{self.prog} --help; quote values with spaces")
-
-
-def _option_near(name: str, known: list[str]) -> str:
-    """Return what to write for an option: dashes, which all options have, make no two of them alike."""
-    near = nearest(name.lstrip("-"), [option.lstrip("-") for option in known])
-    if near is not None:
-        return f"did you mean '--{near}'?"
-    return f"one of: {', '.join(known)}"
 
 
 def whole(text: str) -> int:

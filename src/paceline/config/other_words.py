@@ -6,6 +6,7 @@ that is meant, by its meaning.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -120,6 +121,32 @@ _VERBS: dict[str, str] = {
     for verb in words.split()
 }  # fmt: skip
 
+# Options of other command lines -> the options, and the arguments that are written without one, that may be meant.
+_OF_COMMANDS: dict[str, tuple[str, ...]] = {
+    option_word: tuple(meant.split())
+    for words, meant in (
+        ("outdir outputdir outputpath savedir", "--run-dir OUT --export --csv --picture"),
+        ("out output o outfile outputfile save saveto saveas file filename tofile", "OUT --export --csv --picture"),
+        ("html page", "--export"),
+        ("png svg figure plot image", "--picture"),
+        ("run rundir runname rundirectory", "RUN RUN_DIR RUNS --run-dir"),
+        ("spec config cfg configfile toml yaml", "SPEC"),
+        ("data dataset source input testset testfile", "SOURCE"),
+        ("checkpoint ckpt checkpointpath best iteration epoch", "--step"),
+        ("maxsamples numsamples nsamples limit maxexamples subset", "--samples"),
+        ("tail n lines", "--last"),
+        ("watch f live", "--follow"),
+        ("address bind ip interface listen", "--host"),
+        ("gpus ngpus numgpus worldsize nprocpernode numprocesses", "--devices"),
+        ("from start begin", "--since"),
+        ("end before", "--until"),
+        ("groupby group", "--by"),
+        ("verbose v details why", "--explain --all"),
+    )
+    for option_word in words.split()
+}  # fmt: skip
+TYPING_ERROR = 0.7  # as alike as a word and the same with an error of typing: "out" and "port" are 0.57
+
 
 def verb_meant(word: str, verbs: Iterable[str]) -> str:
     """Return what to write for a verb that there is not: that of its meaning, the nearest, or the way to a file."""
@@ -147,6 +174,22 @@ def option_meant(word: str, near: Iterable[str], elsewhere: Iterable[str] = ()) 
 def said_elsewhere(word: str) -> str | None:
     """Return how a spec says an option of another tool, such as `batch_size` or `--batch-size`; None of other words."""
     return _OPTIONS.get(_plain(word))
+
+
+def command_option_meant(word: str, options: Iterable[str], arguments: Iterable[str] = ()) -> str | None:
+    """Return which of a verb's options is meant by one that there is not: by meaning, a part of its name or a slip.
+
+    `arguments` are those that are written without an option. None where nothing is like the word.
+    """
+    there = [*options, *arguments]
+    for meant in _OF_COMMANDS.get(_plain(word), ()):
+        if meant in there:
+            return f"did you mean '{meant}'?" if meant.startswith("-") else f"{meant} is written without an option"
+    bare = {option.lstrip("-"): option for option in options}
+    written = word.lstrip("-")
+    parts = [name for name in bare if written in name.split("-") and _plain(word) not in _OF_COMMANDS]
+    near = parts or difflib.get_close_matches(written, sorted(bare), n=1, cutoff=TYPING_ERROR)
+    return f"did you mean '{bare[near[0]]}'?" if near else None
 
 
 def choice_meant(word: str, choices: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.run.record.tensorboard import FOLDER, TensorBoardWriter
+from paceline.observe.exports.tensorboard import FOLDER, TensorBoardWriter
 from paceline.spec.journal.reading import read_records
 
 

@@ -39,4 +39,10 @@ def check_extras(run: RunSpec) -> None:
 
 def missing_export(exports: ExportsSpec) -> str:
     """Return the first tool that a run is exported to and whose package is not installed, or ""."""
-    return next((name for name in exports.names if name != OPENMETRICS and find_spec(name) is None), "")
+    return next((name for name in exports.names if name != OPENMETRICS and not _is_installed(name)), "")
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a package is there. A folder of its name is none, such as the `wandb` that W&B itself makes."""
+    found = find_spec(name)
+    return found is not None and found.origin is not None

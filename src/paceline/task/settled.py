@@ -20,6 +20,7 @@ from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.tables.labels import check_classes
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.head import PAIRS, SEQ2SEQ, check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
@@ -224,6 +225,8 @@ def _settle_labels_asked(decided: _Decided) -> None:
 
 def _settle_objective(decided: _Decided, table: TextTable) -> None:
     assert table.labels is not None
+    if table.labels.classes:
+        check_classes(set().union(*table.counts.values()), table.columns.names[1], table.corpus.what)
     if decided.data.labels == "auto":  # rows that come later do not make other labels of them
         decided.data_option("labels", table.labels.kind, table.labels.because)
     if decided.task.objective == "auto" and not decided.task.turns:

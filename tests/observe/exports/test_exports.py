@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sqlite3
+import struct
+import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from paceline.observe.exports import deliver as delivering
 from paceline.observe.exports.cursor import JournalCursor
 from paceline.observe.exports.deliver import Delivery
 from paceline.observe.exports.generated import PANELS, RULES, alert_rules, dashboard, metric_names
+from paceline.observe.exports.logged import OfflineRows
 from paceline.observe.exports.openmetrics import NAME, OpenMetricsSink, escaped
 from paceline.observe.exports.process import SINKS, deliver_until
 from paceline.observe.exports.sink import ExportedRun
 from paceline.observe.exports.values import step_of, values_of
+from paceline.session.extras import missing_export
 from paceline.spec.journal.kinds import StepRecord, parse
 from paceline.spec.journal.record import Record
 from paceline.spec.watch.exports import ExportsSpec
@@ -226,23 +231,88 @@ def test_what_cannot_be_is_refused() -> None:
     assert record is not None and values_of(record) == {}
 
 
+def test_a_folder_called_as_a_tool_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()  # W&B itself makes one where a program runs
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    importlib.invalidate_caches()
+    assert missing_export(ExportsSpec(wandb=True)) == "wandb"
+
+
 def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     append(tmp_path, started(1), *map(step_line, range(1, STEPS)))
     run = run_of(tmp_path, mlflow=f"sqlite:///{tmp_path}/mlflow.db")
     assert deliver_until(run, lambda: None, print, 60) == []
-    append(tmp_path, started(2), step_line(STEPS), attempt=2)
+    odd = {"acc@5 (%)": 0.5, "größe": 1.0, "a//b": 2.0}  # a callback names them
+    logged = json.dumps({"kind": "logged", "time": 2e9, "step": STEPS, "by": "mine", "values": odd}) + "\n"
+    append(tmp_path, started(2), logged, step_line(STEPS), attempt=2)
     append(tmp_path, json.dumps({"kind": "run_ended", "status": "complete", "exit_code": 0}) + "\n", attempt=2)
     assert deliver_until(run, lambda: None, print, 60) == []
     with sqlite3.connect(tmp_path / "mlflow.db") as store:
         assert store.execute("select count(*) from runs").fetchone() == (1,)
         steps = [row[0] for row in store.execute("select step from metrics where key='loss/training' order by step")]
         assert steps == list(range(1, STEPS + 1))
+        names = {row[0] for row in store.execute("select key from metrics where key like 'mine/%'")}
+        assert names == {"mine/acc_5 ___", "mine/größe", "mine/a/b"}, "one odd name does not hold up all the others"
         assert store.execute("select status from runs").fetchone() == ("FINISHED",)
+
+
+class Rows:
+    """A tool of rows whose count grows: like W&B it drops what is logged below the row that it is at."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.at, self.over = 0, dict[str, str]()
+
+    def define_metric(self, name: str, step_metric: str = "") -> None:
+        self.over[name] = step_metric
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
+        if step is None or step >= self.at:
+            self.rows.append(values)
+        self.at = self.at + 1 if step is None else max(step, self.at)
+
+
+def again_and_late(run_dir: Path) -> list[int]:
+    """Write a journal in which steps 6 to 8 are made twice, and a checkpoint is on record late; return all steps."""
+    saved = json.dumps({"kind": "checkpoint", "time": 1e9, "step": 5, "bytes": 9, "cost_seconds": 0.5}) + "\n"
+    append(run_dir, started(1), *map(step_line, range(1, 8)), saved, step_line(8), *map(step_line, range(6, 9)))
+    return [*range(1, 8), 5, 8, 6, 7, 8]
+
+
+def test_a_tool_whose_rows_only_grow_gets_steps_that_are_made_again_and_late_records(tmp_path: Path) -> None:
+    tool, steps = Rows(), again_and_late(tmp_path)
+    sink = OfflineRows(tool, {})
+    for record in JournalCursor(tmp_path, "wandb").read()[0]:  # a batch each, as they come while the run goes on
+        sink.send([record])
+    assert [row["step"] for row in tool.rows] == steps and tool.rows[7]["checkpoint/bytes"] == 9
+    assert tool.over == {"step": "", "*": "step"}
+
+
+def log_of(path: Path) -> Iterator[bytes]:
+    """Return the records of W&B's file: a log as LevelDB writes it, behind a header of seven bytes."""
+    raw, at, part = path.read_bytes(), 7, b""
+    while at + 7 <= len(raw):
+        if 32768 - at % 32768 < 7:  # the end of a block holds no header
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack("<HB", raw[at + 4 : at + 7])
+        part, at = part + raw[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield part
+            part = b""
 
 
 def test_weights_and_biases_is_written_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    append(tmp_path, started(1), *map(step_line, range(1, STEPS)))
+    from wandb.proto.wandb_internal_pb2 import Record as Kept
+
+    steps = again_and_late(tmp_path)
     assert deliver_until(run_of(tmp_path, wandb=True), lambda: None, print, 60) == []
-    assert list((tmp_path / "exports" / "wandb").glob("offline-run-*/run-*.wandb"))
+    (path,) = (tmp_path / "exports" / "wandb").glob("offline-run-*/run-*.wandb")
+    kept = [Kept.FromString(data) for data in log_of(path)]
+    rows = [{item.key or item.nested_key[0]: item.value_json for item in each.history.item} for each in kept
+            if each.HasField("history")]  # fmt: skip
+    assert [int(row["step"]) for row in rows] == steps and json.loads(rows[-1]["loss/training"]) == 1 / 8
+    assert {each.metric.step_metric for each in kept if each.HasField("metric")} == {"", "step"}

@@ -14,7 +14,7 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
-from paceline.run.record.tensorboard import TensorBoardSink, asked_sinks
+from paceline.observe.exports.tensorboard import TensorBoardSink, asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import StepRecord
 from paceline.spec.journal.planned import PlannedRecord

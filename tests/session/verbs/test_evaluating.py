@@ -112,6 +112,16 @@ def test_a_test_set_counts_the_classes_of_the_run_though_it_lacks_some(folder: P
     assert f"on all 37 samples of {path}" in shown.stdout and "  accuracy  " in shown.stdout
 
 
+def test_a_test_set_may_have_rows_of_one_class_alone(folder: Path) -> None:
+    rows = [(f"at {at} hm", "odd") for at in range(9)]
+    assert in_process("export", folder / "run", folder / "out-odd").returncode == 0
+    by_hand = predictor(folder / "out-odd")([text for text, _ in rows])
+    told = evaluated(folder / "run", write_table(folder / "odd.csv", rows), "--metrics", "accuracy")
+    assert told["samples"] == told["weight"] == 9
+    assert told["loss"] == pytest.approx(-sum(math.log(found["odd"]) for found in by_hand) / 9, rel=1e-5)
+    assert told["metrics"]["accuracy"] == sum(max(found, key=found.__getitem__) == "odd" for found in by_hand) / 9
+
+
 def test_what_cannot_be_evaluated_is_told(folder: Path, tmp_path: Path) -> None:
     strange = write_table(tmp_path / "strange.csv", [("fine", "good"), ("hm", "new")] * 5)
     found = in_process("evaluate", folder / "run", strange)

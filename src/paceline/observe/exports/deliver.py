@@ -27,6 +27,7 @@ class Delivery:
         self._sink: ExportSink | None = None
         self._failed = 0  # tries in a row
         self._told_silent = False  # until it takes something
+        self._told = ""  # why it takes nothing, until it does
         self._never = threading.Event()  # nobody sets it
         self._thread = threading.Thread(target=self._work, name=f"paceline-export-{name}", daemon=True)
 
@@ -81,7 +82,7 @@ class Delivery:
             self._sink = self._sink or self._open(self._run, self._cursor.state)
             self._sink.send(records)
         self._cursor.commit(place, self._sink.state())
-        self._failed, self._told_silent = 0, False
+        self._failed, self._told_silent, self._told = 0, False, ""
         return True
 
     @contextlib.contextmanager
@@ -107,9 +108,10 @@ class Delivery:
             return bool(work())
         except Exception as error:  # of somebody else's program: whatever it is, the records come again later
             self._failed += 1
-            if self._failed == 1:
-                # An address may hold a password, and a tool says where it has failed.
-                because = Redactor().text(f"{type(error).__name__}: {error}")
+            # An address may hold a password, and a tool says where it has failed.
+            because = Redactor().text(f"{type(error).__name__}: {error}")
+            if self._failed == 1 and because != self._told:
+                self._told = because
                 self._say(f"exports  {self.name} takes nothing: {because}; it gets all of it later")
             sink, self._sink = self._sink, None
             if sink is not None:

@@ -12,6 +12,8 @@ from paceline.observe.exports.sink import ExportedRun
 from paceline.observe.exports.values import step_of, values_of
 from paceline.spec.journal.record import Record
 
+STEP = "step"  # what W&B draws all values over
+
 
 class LoggedSteps:
     """Sends each record's numbers to `log(numbers, step)` of a tool that is open."""
@@ -38,7 +40,26 @@ class LoggedSteps:
         self._tool.finish()
 
 
-def open_wandb(run: ExportedRun, state: dict[str, object]) -> LoggedSteps:
+class OfflineRows(LoggedSteps):
+    """A row for each record, with its step as a value: W&B's own count of rows only grows, and drops what is below it.
+
+    A step that is made again after a fault, and a checkpoint that is written when later steps are made, are below it.
+    """
+
+    def __init__(self, tool: Any, state: dict[str, object]) -> None:
+        super().__init__(tool, state)
+        tool.define_metric(STEP)
+        tool.define_metric("*", step_metric=STEP)
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Log the numbers of records, each with its step."""
+        for record in records:
+            step = step_of(record)
+            if step is not None and (values := values_of(record)):
+                self._tool.log({**values, STEP: step})
+
+
+def open_wandb(run: ExportedRun, state: dict[str, object]) -> OfflineRows:
     """Return an offline run of Weights & Biases in RUN/exports, under one id for all starts."""
     own = own_id(run, state)
     folder = run.dir / FOLDER
@@ -47,7 +68,7 @@ def open_wandb(run: ExportedRun, state: dict[str, object]) -> LoggedSteps:
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
     tool = wandb.init(project=run.project, name=run.name, id=own, resume="allow", mode="offline", dir=str(folder),
                       settings=settings)  # fmt: skip
-    return LoggedSteps(tool, {"id": own})
+    return OfflineRows(tool, {"id": own})
 
 
 def own_id(run: ExportedRun, state: dict[str, object]) -> str:

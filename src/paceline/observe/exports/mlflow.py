@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -12,6 +14,7 @@ from paceline.spec.journal.record import Record
 
 MOST_METRICS = 1000  # in one request, as the REST interface allows
 MOST_TEXT = 500  # characters of a parameter
+MOST_NAME = 250  # characters of a metric's name
 ENDINGS = {"complete": "FINISHED", "failed": "FAILED"}
 
 
@@ -32,7 +35,7 @@ class MlflowSink:
     def send(self, records: Sequence[Record]) -> None:
         """Log the numbers of records, with their steps and times."""
         metrics = [
-            self._metric(name, value, int(1e3 * (record.time or 0.0)), step_of(record) or 0)
+            self._metric(_allowed(name), value, int(1e3 * (record.time or 0.0)), step_of(record) or 0)
             for record in records
             for name, value in values_of(record).items()
         ]
@@ -53,3 +56,8 @@ class MlflowSink:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _allowed(name: str) -> str:
+    """Return a metric's name as MLflow takes it, which refuses a whole batch for one name that it does not take."""
+    return posixpath.normpath(re.sub(r"[^\w.\-/ :]", "_", name)).lstrip("/")[:MOST_NAME]

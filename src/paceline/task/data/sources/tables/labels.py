@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +96,8 @@ class LabelSurvey:
     def decide(self, data: DataSpec, name: str, names: tuple[str, ...] = ()) -> Labels:
         """Return what the labels of the table `name` are. `names` are those of class numbers, where the table says.
 
-        Raises DataError where that is not clear, is not what `data.labels` says, or there is but one class.
+        Raises DataError where that is not clear, is not what `data.labels` says, or there is but one class and nothing
+        said that they are classes: a test set may well have rows of one.
         """
         if 0 < self.lists < self.rows:
             raise DataError(
@@ -109,7 +111,7 @@ class LabelSurvey:
                 'labels = "multi_label"',
             )  # fmt: skip
         if self.lists or data.labels == "multi_label":
-            return self._several(name, names)
+            return self._several(data, name, names)
         numbers = _numbers(self.counts)
         kind, because = self._kind(data, numbers, name, bool(names))
         if kind == "regression":
@@ -123,7 +125,7 @@ class LabelSurvey:
                     f"numbers with a decimal point: {pointed}" if comma else 'labels = "classification"',
                 )  # fmt: skip
             return Labels(kind, (), because)
-        return Labels(kind, self._classes(self.counts, names, name), because)
+        return Labels(kind, self._classes(data, self.counts, names, name), because)
 
     def _kind(self, data: DataSpec, numbers: list[float] | None, name: str, named: bool) -> tuple[str, str]:
         if data.labels != "auto":
@@ -150,21 +152,29 @@ class LabelSurvey:
             return 'objective = "seq2seq" if they are texts to be written (it says what else to write); ' + OTHER_LABELS
         return OTHER_LABELS
 
-    def _several(self, name: str, names: tuple[str, ...]) -> Labels:
+    def _several(self, data: DataSpec, name: str, names: tuple[str, ...]) -> Labels:
         counts: Counter[object] = Counter()
         for value, times in self.counts.items():
             counts.update(dict.fromkeys(_split(value), times))
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
-        return Labels("multi_label", self._classes(counts, names, name), because)
+        return Labels("multi_label", self._classes(data, counts, names, name), because)
 
-    def _classes(self, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
-        classes = names or ordered_classes(counts)
-        if len(classes) < 2 or len(counts) < 2:
-            raise DataError(
-                f"the labels of {name} are of one class only", f"every row of '{self.column}' is {classes[0]!r}"
-                if classes else "no row has a label", "rows of at least two classes: there is nothing to tell apart",
-            )  # fmt: skip
-        return classes
+    def _classes(
+        self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str
+    ) -> tuple[str, ...]:
+        seen = ordered_classes(counts)
+        if not seen or data.labels == "auto" or data.validation_fraction:  # else all rows may be a test set's
+            check_classes(seen, self.column, name)
+        return names or seen
+
+
+def check_classes(seen: Collection[str], column: str, name: str) -> None:
+    """Raise DataError where the rows of a table, of which these classes are seen, leave nothing to tell apart."""
+    if len(seen) < 2:
+        raise DataError(
+            f"the labels of {name} are of one class only", f"every row of '{column}' is {next(iter(seen))!r}"
+            if seen else "no row has a label", "rows of at least two classes: there is nothing to tell apart",
+        )  # fmt: skip
 
 
 def ordered_classes(values: Any) -> tuple[str, ...]:

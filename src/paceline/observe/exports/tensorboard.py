@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from types import TracebackType
 
 from paceline.errors import MissingExtra, StorageError
+from paceline.observe.exports.values import step_of, values_of
 from paceline.run.record.sink import OpenSink
 from paceline.said import say_line
-from paceline.spec.journal.kinds import (
-    DecisionRecord,
-    EvaluationRecord,
-    FaultRecord,
-    LoggedRecord,
-    RunStarted,
-    StepRecord,
-)
-from paceline.spec.journal.record import Record, number
+from paceline.spec.journal.kinds import DecisionRecord, FaultRecord, RunStarted, StepRecord
+from paceline.spec.journal.record import Record
 from paceline.spec.run import RunSpec
 
 FOLDER = "tensorboard"
@@ -60,7 +53,7 @@ class TensorBoardSink:
 class TensorBoardWriter:
     """Writes records to RUN/tensorboard, one at a time; use it in a `with` block, or close it.
 
-    A start that resumes tells TensorBoard to drop what an earlier start wrote beyond that step. Raises MissingExtra
+    TensorBoard is told to drop the steps that are made again, after a start that resumes or within one. Raises MissingExtra
     where the package is not installed, StorageError where the folder cannot be written.
     """
 
@@ -86,28 +79,19 @@ class TensorBoardWriter:
         A record without `time` is taken to be written now.
         """
         moment = time.time() if record.time is None else record.time
-        step = getattr(record, "step", None)
-        if step is not None:
-            self._step = step
+        step = step_of(record)
         if isinstance(record, RunStarted):
-            start = self._event.SessionLog(status=self._event.SessionLog.START)
-            event = self._event.Event(wall_time=moment, step=self._step + 1, session_log=start)
-            self._file.add_event(event)
+            self._drop_from((step or 0) + 1, moment)
+            self._step = step or 0
             self._text("run", "\n".join(record.headline), moment)
-        elif isinstance(record, StepRecord):
-            self._scalars(record, moment)
-        elif isinstance(record, EvaluationRecord):
-            self._scalar("loss/held_out", record.loss, moment)
-            for name, value in (record.metrics or {}).items():
-                self._scalar(f"held_out/{name}", value, moment)
-            for name, of_set in (record.sets or {}).items():
-                for what, value in {"loss": of_set["loss"], **(of_set.get("metrics") or {})}.items():
-                    self._scalar(f"held_out.{name}/{what}", value, moment)
-        elif isinstance(record, LoggedRecord):
-            for name, value in record.values.items():
-                self._scalar(f"{record.by}/{name}", value, moment)
+        elif isinstance(record, StepRecord) and step is not None:
+            if step <= self._step:  # it goes back to before them, within one start
+                self._drop_from(step, moment)
+            self._step = step
         elif isinstance(record, DecisionRecord | FaultRecord):
             self._text(record.KIND, f"{record.what}, because {record.because}", moment)
+        for name, value in values_of(record).items():
+            self._write(self._summary.Summary.Value(tag=name, simple_value=value), moment, step)
 
     def close(self) -> None:
         """Flush and close the event file."""
@@ -121,21 +105,10 @@ class TensorBoardWriter:
     ) -> None:
         self.close()
 
-    def _scalars(self, record: StepRecord, moment: float) -> None:
-        self._scalar("loss/training", record.loss, moment)
-        self._scalar("optimisation/grad_norm", record.grad_norm, moment)
-        self._scalar("optimisation/learning_rate", record.lr, moment)
-        self._scalar("optimisation/loss_scale", record.loss_scale, moment)
-        self._scalar("speed/tokens_per_second", record.tokens_per_second, moment)
-        self._scalar("memory/peak_bytes", record.peak_bytes, moment)
-        for name, turn in (record.turns or {}).items():
-            self._scalar(f"loss/{name}", number(turn.get("loss")) if isinstance(turn, dict) else None, moment)
-        for name, value in record.seconds.items():
-            self._scalar("speed/step_seconds" if name == "total" else f"seconds/{name}", value, moment)
-
-    def _scalar(self, tag: str, value: float | None, moment: float) -> None:
-        if value is not None and math.isfinite(value):
-            self._write(self._summary.Summary.Value(tag=tag, simple_value=value), moment)
+    def _drop_from(self, step: int, moment: float) -> None:
+        """Have TensorBoard drop what was written of a step and later ones."""
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._file.add_event(self._event.Event(wall_time=moment, step=step, session_log=start))
 
     def _text(self, tag: str, words: str, moment: float) -> None:
         if words:
@@ -145,6 +118,6 @@ class TensorBoardWriter:
             metadata = self._summary.SummaryMetadata(plugin_data=plugin)
             self._write(self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=content), moment)
 
-    def _write(self, value: object, moment: float) -> None:
-        summary = self._summary.Summary(value=[value])
-        self._file.add_event(self._event.Event(wall_time=moment, step=self._step, summary=summary))
+    def _write(self, value: object, moment: float, step: int | None = None) -> None:
+        summary, at = self._summary.Summary(value=[value]), self._step if step is None else step
+        self._file.add_event(self._event.Event(wall_time=moment, step=at, summary=summary))
