@@ -74,6 +74,7 @@ from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
+from paceline.supervise.control import Waits
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
 from paceline.task.data.listed_once import list_anew
@@ -455,11 +456,13 @@ class InWorld:
         self._keeper.abandon()
         self._node.close()
         self._saved = self._keeper.known
+        waits: Waits | None = Waits(self.world.rank, self._generation.number, held.state)
         self.world.groups.forget()
-        self.take_down()
+        self.take_down()  # while the supervisor forms the next world
         while True:
             try:
-                following = next_place(self.world, self._generation.number, held)
+                waits = waits or Waits(self.world.rank, self._generation.number, held.state)
+                following, waits = next_place(self.world, waits), None
                 if following is None:
                     return False
                 place, self._generation = following  # of which this rank is, whether or not its world comes about

@@ -110,6 +110,23 @@ def records_of_kind(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def last_record(path: Path, kind: type[Some], last_bytes: int) -> Some | None:
+    """Return the last record of a kind within the last bytes of a start's file; None where it is not there.
+
+    Lines are parsed from the end until it is found: where the kind is frequent, a few.
+    """
+    word = f'"{kind.KIND}"'.encode()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - last_bytes))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        found = parsed_line(line) if word in line else None
+        record = parse(found) if found is not None and found["kind"] == kind.KIND else None
+        if isinstance(record, kind):
+            return record
+    return None
+
+
 def read_kind(run_dir: Path, kind: type[Some]) -> Iterator[Some]:
     """Yield a run's records of one kind, oldest start first; no other line of its journal is parsed."""
     for number, path in starts_of(run_dir):
