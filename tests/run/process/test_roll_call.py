@@ -286,6 +286,27 @@ def test_calls_that_are_over_leave_the_store(make: Make, monkeypatch: pytest.Mon
     assert numbers[2] == numbers[3] == numbers[7] and numbers[1] < numbers[2]
 
 
+def test_what_a_new_rank_does_between_steps_that_survivors_make_again_is_joined_too(make: Make) -> None:
+    """The state was older: survivors make the steps since then in one call of theirs, the new rank one by one."""
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+    joined = list[str]()
+
+    def join() -> None:
+        stayed.meet(EVALUATE, 5)
+        joined.append(EVALUATE)
+
+    def again() -> None:
+        for step in (4, 5):
+            stayed.come_to_step(step, {EVALUATE: join})
+
+    peer = Beside(again)
+    came.come_to_step(4, {})
+    came.meet(EVALUATE, 5)
+    came.come_to_step(5, {})
+    peer.join(60)
+    assert not peer.is_alive() and peer.error is None and joined == [EVALUATE]
+
+
 @pytest.mark.parametrize("has_completed", [True, False])
 def test_who_waits_for_a_step_is_told_of_a_rank_that_has_left(make: Make, has_completed: bool) -> None:
     """A loop that the others have left by themselves: the collectives of the step hear of that, and say it."""

@@ -171,8 +171,9 @@ class InWorld:
     def _call_roll(self) -> None:
         """Have this world's ranks meet before calls that all of them must make."""
         self._roll.stop()
-        self._meets_step = self._generation.rung == REFORMED  # where ranks may have come in the middle of a loop
-        self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._meets_step)
+        # There ranks may have come in the middle of a loop.
+        self._is_reformed, self._meets_until = self._generation.rung == REFORMED, 0
+        self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._is_reformed)
         weakref.finalize(self, self._roll.leave)
 
     def _enter(self, held: Brought | None) -> None:
@@ -182,7 +183,7 @@ class InWorld:
         `_done_step` is the step before it.
         """
         self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
-        self._joins, self._starts_again = held is None and self._meets_step, held is not None
+        self._joins, self._starts_again = held is None and self._is_reformed, held is not None
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)
@@ -192,6 +193,8 @@ class InWorld:
         self._follow_plan(restored)
         self._judge = self._judge_of_record()
         self._first_step = self.progress.step + 1
+        if self._is_reformed:  # until survivors have made again what was made: the loop of a new rank sees these steps
+            self._meets_until = max(self.progress.step, self._generation.reached) + 1
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"

@@ -237,8 +237,7 @@ class Training(BetweenSteps):
 
     def _join_peers(self) -> None:
         """Come to a step, or the end, with all ranks of a world that is formed anew: loops may ask for more before."""
-        if self._meets_step:
-            self._meets_step = False
+        if self.progress.step < self._meets_until:
             self._roll.come_to_step(self.progress.step, {"run.evaluate": self.evaluate, "run.save": self.save})
 
     def _update(self, batch: StepBatch) -> StepStats:

@@ -55,7 +55,7 @@ class RollCall:
         in_group = size > 1 and dist.is_initialized()
         self._store = store or (dist.distributed_c10d._get_default_store() if in_group else None)
         self._prefix = f"{ROLLS}/{self._try(lambda store: store.add(f'{ROLLS}/of/{rank}', 1))}"
-        self._all_begin, self._left = f"{self._prefix}/begins", f"{self._prefix}/left"
+        self._left, self._come = f"{self._prefix}/left", 0  # how often this rank has come to a step
         self._met, self._begun = 0, -1  # the calls so far, and the newest step that this rank has begun
         self._word, self._over = word_of_supervisor(), threading.Event()
         self._every, self._longest = max(LOOK_SECONDS, size / MOST_ANSWERS), max(LONGEST_SECONDS, size / MOST_LOOKS)
@@ -85,10 +85,11 @@ class RollCall:
         Some have stayed between two steps of their loops, others begin theirs: neither knows what the others do there.
         `step` is the last one that is made. A call that cannot be joined raises on all ranks, as in `meet`.
         """
-        if self._try(lambda store: store.add(f"{self._prefix}/step", 1)) == self.size:
-            self._try(lambda store: store.set(self._all_begin, "yes"))
-        seconds = SHORTEST_SECONDS
-        while (open_call := self._try(self._open_call)) is not None:
+        self._come += 1
+        key, seconds = f"{self._prefix}/begins/{self._come}", SHORTEST_SECONDS
+        if self._try(lambda store: store.add(f"{key}/come", 1)) == self.size:
+            self._try(lambda store: store.set(f"{key}/all", "yes"))
+        while (open_call := self._try(lambda store: self._open_call(store, f"{key}/all"))) is not None:
             if open_call:
                 joins.get(open_call, lambda: self.meet(STEP, step))()
                 continue
@@ -123,9 +124,9 @@ class RollCall:
 
     # ---- who waits -------------------------------------------------------------------------------------------------
 
-    def _open_call(self, store: dist.Store) -> str | None:
+    def _open_call(self, store: dist.Store, all_come: str) -> str | None:
         """Return the call that a peer waits in, "" where none does; None once all have come, or one has left."""
-        if self._is_told() or store.check([self._all_begin]) or store.check([self._left]):
+        if self._is_told() or store.check([all_come]) or store.check([self._left]):
             return None
         word = f"{self._key(self._met + 1)}/word"
         return str(json.loads(store.get(word))[0]) if store.check([word]) else ""
