@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_draws_no_weights_that_it_loads_over(
     monkeypatch.setattr(initial, "fill_weights", counted)
     monkeypatch.setattr(under_plan, "fill_weights", counted)
     go_on(begin(killed))
-    assert not drawn and records(killed, "replay")[-1]["equal"]
+    assert not drawn and records(killed, "replay")[-1]["differences"] == {"loss": 0.0, "grad_norm": 0.0}
     fresh = tmp_path / "fresh"
     (fresh / "checkpoints" / "of-somebody").mkdir(parents=True)
     (fresh / "checkpoints" / "of-somebody" / "manifest.json").touch()
