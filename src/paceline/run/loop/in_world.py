@@ -191,7 +191,7 @@ class InWorld:
         restored = self._under.restored
         self._recovered.built(restored)
         self._follow_plan(restored)
-        self._judge = self._judge_of_record()
+        self._judge = self._judge_of_record(survives=held is not None)
         self._first_step = self.progress.step + 1
         if self._is_reformed:  # until survivors have made again what was made: the loop of a new rank sees these steps
             self._meets_until = max(self.progress.step, self._generation.reached) + 1
@@ -294,12 +294,19 @@ class InWorld:
         first = self.world.is_first
         return budget_of(self.spec.run, self.dir, self.brief.record, self.world.size) if first else None
 
-    def _judge_of_record(self) -> BestEvaluation:
-        """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
+    def _judge_of_record(self, survives: bool = False) -> BestEvaluation:
+        """Return what judges evaluations, with those of the journal up to this step. Every rank calls it.
+
+        A first rank that `survives` a world knows them: a long run's journal is not read while all wait.
+        """
         spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
-        reads = self.world.is_first and step
-        values = values_on_record(self.dir, spec.judged, step) if reads else {}
-        self._stopped = bool(self.world.share(was_stopped(self.dir, step, steps) if reads else False))
+        values, stopped = dict[int, float](), False
+        if self.world.is_first and survives:
+            self._judge.forget_after(step)
+            values, stopped = self._judge.values, self._stopped and was_stopped(self.dir, step, steps)
+        elif self.world.is_first and step:
+            values, stopped = values_on_record(self.dir, spec.judged, step), was_stopped(self.dir, step, steps)
+        self._stopped = bool(self.world.share(stopped))
         return BestEvaluation(spec, steps, self.world.share(values))
 
     @property
