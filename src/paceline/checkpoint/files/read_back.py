@@ -203,8 +203,9 @@ def _read_past(
     file: _File, past: PastCaches, at: int, end: int, room: memoryview
 ) -> Iterator[Iterable[BytesInPlace]]:
     """Yield the stretches of a part of a file, read past the system's memory and copied to where they go."""
-    for first in range(at, end, PAST_BYTES):
-        wanted = min(PAST_BYTES, end - first)
+    step = min(PAST_BYTES, len(room))
+    for first in range(at, end, step):
+        wanted = min(step, end - first)
         count = past.read(room[:wanted], first)
         for begin in range(0, count, COPIED_BYTES):
             some = room[begin : min(begin + COPIED_BYTES, count)]
