@@ -106,7 +106,7 @@ def _load(
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
     with torch.no_grad(), emptied_where_it_fails(tensors):
         checks = manifest.share(ranks.rank, ranks.size) if verify else {}
-        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify, ranks.size == 1))
+        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify))
         if verify:
             _check_values(path, sums, kinds, ranks)
     return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -21,8 +20,7 @@ from hypothesis import strategies as st
 from paceline.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from paceline.checkpoint.files import destinations, pieces, read_back
 from paceline.checkpoint.files.destinations import Destination, Destinations, read_spread
-from paceline.checkpoint.files.past_caches import PastCaches
-from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry, read_manifest
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
 from paceline.errors import StorageError
 
 SHARD = "shard-00000-of-00001.safetensors"
@@ -119,100 +117,6 @@ def test_a_disk_that_errs_once_is_found_whenever_it_does(
     assert found == whole
 
 
-class DirectReads:
-    """Counts the bytes of a shard that are read past the system's memory, and through it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.past, self.through, self.wrong, self._preadv = 0, 0, False, os.preadv
-        monkeypatch.setattr(os, "preadv", self._counted)
-
-    def _counted(self, file: int, rooms: Any, at: int, flags: int = 0) -> int:
-        count = self._preadv(file, rooms, at, flags)
-        if Path(f"/proc/self/fd/{file}").readlink().suffix != ".safetensors" or flags:
-            return count
-        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
-            self.past += count
-            rooms[0][count // 2] ^= 8 * self.wrong
-        else:
-            self.through += count
-        return count
-
-
-@pytest.fixture
-def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a checkpoint that is long, as sizes are here, of which the system's memory is taken to hold nothing."""
-    for name, few in (("FEW_BYTES", 0), ("PAST_BYTES", 2**13), ("COPIED_BYTES", 2**10), ("READ_BYTES", 2**12)):
-        monkeypatch.setattr(read_back, name, few)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2**14)
-    shard = save_checkpoint(tmp_path, 1, long_values(), {}, keep_last=1).path / SHARD
-    with shard.open("r+b") as file:
-        os.fsync(file.fileno())
-        if not forget(shard):
-            pytest.skip("the file system of this folder has no way past the system's memory")
-    monkeypatch.setattr(PastCaches, "is_apart", lambda caches, at: caches.is_used)  # or the header brings all of it
-    return shard.parent
-
-
-def long_values() -> dict[str, torch.Tensor]:
-    return VALUES | {"long": torch.arange(40_001).view(torch.float64), "longer": torch.arange(9_999).to(torch.int16)}
-
-
-def forget(shard: Path) -> bool:
-    """Have the system forget a file; return whether it has, and lets it be read past its memory."""
-    with shard.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        caches = PastCaches(shard, file.fileno(), False)
-        found = caches.is_apart(0)
-        caches.close()
-    return found
-
-
-def long_blank() -> dict[str, torch.Tensor]:
-    return {name: torch.full_like(value, 5) for name, value in long_values().items()}
-
-
-def test_who_reads_alone_reads_past_the_systems_memory_what_it_does_not_hold(
-    long: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads, size = DirectReads(monkeypatch), (long / SHARD).stat().st_size
-    target = long_blank()
-    load_checkpoint(long, target)
-    assert all(torch.equal(target[name], value) for name, value in long_values().items())
-    assert reads.past + reads.through == size and reads.through == size % 4096
-
-
-def test_what_the_systems_memory_holds_is_not_read_past_it(tmp_path: Path) -> None:
-    shard = tmp_path / SHARD
-    with shard.open("wb") as file:
-        file.write(bytes(2**16))
-        os.fsync(file.fileno())
-    if not forget(shard):
-        pytest.skip("the file system of this folder has no way past the system's memory")
-    with shard.open("rb", buffering=0) as file:
-        caches = PastCaches(shard, file.fileno(), False)
-        assert caches.is_apart(0) and caches.is_apart(2**15)
-        os.pread(file.fileno(), 1, 0)
-        assert not caches.is_apart(0)
-        caches.close()
-
-
-def test_what_several_ranks_read_comes_from_the_disk_once(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the system's memory, where the second finds what the first has read."""
-    reads = DirectReads(monkeypatch)
-    read_back.verify_files(long, {SHARD: read_manifest(long).files[SHARD]})
-    assert not reads.past and reads.through
-
-
-def test_what_a_disk_gives_otherwise_past_the_systems_memory_is_found(
-    long: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads, target = DirectReads(monkeypatch), long_blank()
-    reads.wrong = True
-    with pytest.raises(StorageError, match="is damaged"):
-        load_checkpoint(long, target)
-    assert [name for name, tensor in target.items() if not is_empty(tensor)] == []
-
-
 def refused(root: str) -> list[str]:
     """Load a damaged checkpoint into shards; return what holds something after it."""
     state = laid_out("shard", blank=True)
@@ -253,11 +157,10 @@ def test_two_tensors_in_one_place_of_a_file_are_both_filled(tmp_path: Path) -> N
 @given(
     content=st.binary(min_size=1, max_size=200), lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40))),
     piece=st.integers(1, 90), at_once=st.integers(1, 50), most=st.integers(1, 7), rooms=st.integers(1, 3),
-    past=st.booleans(),
 )  # fmt: skip
 def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, lengths: list[tuple[int, int]],
-    piece: int, at_once: int, most: int, rooms: int, past: bool,
+    piece: int, at_once: int, most: int, rooms: int,
 ) -> None:  # fmt: skip
     folder, filled, parts, at = tmp_path_factory.mktemp("file"), list[int](), list[Destination](), 0
     (folder / SHARD).write_bytes(content)
@@ -276,12 +179,7 @@ def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
         patch.setattr(os, "preadv", short)
         patch.setattr(read_back, "READ_BYTES", at_once)
         patch.setattr(destinations, "MOST_ROOMS", rooms)
-        if past:
-            patch.setattr(PastCaches, "is_apart", lambda caches, first: True)
-            patch.setattr(read_back, "FEW_BYTES", 0)
-            patch.setattr(read_back, "PAST_BYTES", at_once)
-            patch.setattr(read_back, "COPIED_BYTES", most)
-        read_back.verify_files(folder, {SHARD: entry}, {SHARD: Destinations(parts)}, alone=past)
+        read_back.verify_files(folder, {SHARD: entry}, {SHARD: Destinations(parts)})
     assert sorted(filled) == [byte for part in parts for byte in range(part.begin, part.end)]
     assert all(bytes(part.room) == content[part.begin : part.end] for part in parts)
 

@@ -82,17 +82,6 @@ class PastCaches:
         """Whether the file system has refused nothing so far."""
         return self._direct is not None
 
-    def is_apart(self, at: int) -> bool:
-        """Return whether a part of the file is to be read past the caches: they can be passed, and lack its begin."""
-        if self._direct is None or not hasattr(os, "RWF_NOWAIT"):
-            return False
-        try:
-            return not os.preadv(self._cached, [bytearray(1)], at, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system that does not say
-            return False
-
     def close(self) -> None:
         """Close what was opened here."""
         if self._opened is not None:

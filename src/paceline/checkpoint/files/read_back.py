@@ -1,8 +1,4 @@
-"""Whether files are what was written: read in full by several threads, piece by piece and file by file.
-
-Who reads alone reads past the system's memory, where that has nothing of a piece: the system would find memory for each
-page first, and copy out of it. What other ranks of the machine read too comes through there: the disk gives it once.
-"""
+"""Whether files are what was written: read in full by several threads, piece by piece and file by file."""
 
 from __future__ import annotations
 
@@ -18,42 +14,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoint.files.destinations import (
-    NOWHERE,
-    BytesInPlace,
-    Destinations,
-    copy_bytes,
-    cut_off,
-    read_spread,
-    tell,
-)
+from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
 from paceline.checkpoint.files.digests import new_digest
-from paceline.checkpoint.files.past_caches import PastCaches, Rooms
+from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order
-PAST_BYTES = 2**20  # at a time past the system's memory: several threads ask the disk at once
-COPIED_BYTES = 2**18  # at a time from there: they stay in the processor's cache until they are hashed
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
 
-def verify_files(
-    path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING, alone: bool = False
-) -> None:
+def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING) -> None:
     """Raise StorageError naming the first of the files in `path` whose content is not what was written.
 
     Several pieces of them are hashed at once: one core hashes more slowly than a disk reads. What has a destination
-    comes there, and whether it is what was written is known when this returns. Who is `alone` shares the files with
-    nobody.
+    comes there, and whether it is what was written is known when this returns.
     """
     pending: deque[_Piece] = deque()
     count = HANDS * at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
     with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
-        for piece in _pieces(_open(path, files, into, opened, alone and count > 0), hands):
+        for piece in _pieces(_open(path, files, into, opened), hands):
             pending.append(piece)
             if len(pending) > AHEAD * count:
                 pending.popleft().take()
@@ -70,14 +53,11 @@ class _File:
     content: Any
     digest: PiecesDigest
     into: Destinations
-    past: PastCaches | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)  # of who reads: one after the other, in order
 
     def check(self) -> None:
         """Close the file. Raises StorageError where its content is not what was written."""
         self.content.close()
-        if self.past is not None:
-            self.past.close()
         if self.digest.hexdigest() != self.entry.sha256:
             because = "its sha256 is not the manifest's, so its content changed after it was written"
             raise StorageError(f"{self.path} is damaged", because, "use an earlier checkpoint")
@@ -106,16 +86,12 @@ def _open(
     files: Mapping[str, FileEntry],
     into: Mapping[str, Destinations],
     opened: contextlib.ExitStack,
-    past_caches: bool,
 ) -> Iterator[_File]:
     """Yield the files, open; they are closed with `opened` at the latest."""
     for name, entry in files.items():
-        past: PastCaches | None = None
         with _told(path / name):
             content = opened.enter_context((path / name).open("rb", buffering=0))
-            if past_caches and entry.bytes > FEW_BYTES:
-                past = opened.enter_context(contextlib.closing(PastCaches(path / name, content.fileno(), False)))
-        yield _File(path / name, entry, content, PiecesDigest(entry), into.get(name, NOWHERE), past)
+        yield _File(path / name, entry, content, PiecesDigest(entry), into.get(name, NOWHERE))
 
 
 def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
@@ -177,9 +153,8 @@ def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
     whose system reads on by itself is faster so than one that is asked for several places at once.
     """
     digest, came = new_digest(file.entry.piece_digest), list[BytesInPlace]()
-    past = file.past if file.past is not None and file.past.is_apart(at) else None
     with rooms.one() as room:
-        for some in _read(file, at, end, room) if past is None else _read_past(file, past, at, end, room):
+        for some in _read(file, at, end, room):
             for stretch in some:
                 digest.update(stretch.content)
                 came += [stretch] if stretch.to is not None else []
@@ -195,26 +170,6 @@ def _read(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable
         with file.turn:
             count = read_spread(file.content.fileno(), first, [each.content for each in found])
         yield found if count == wanted else cut_off(found, count)
-        if count < wanted:
-            return
-
-
-def _read_past(
-    file: _File, past: PastCaches, at: int, end: int, room: memoryview
-) -> Iterator[Iterable[BytesInPlace]]:
-    """Yield the stretches of a part of a file, read past the system's memory and copied to where they go."""
-    step = min(PAST_BYTES, len(room))
-    for first in range(at, end, step):
-        wanted = min(step, end - first)
-        count = past.read(room[:wanted], first)
-        for begin in range(0, count, COPIED_BYTES):
-            some = room[begin : min(begin + COPIED_BYTES, count)]
-            found, lies = file.into.places(first + begin, some), 0
-            for each in found:
-                if each.to is not None:
-                    copy_bytes(each.content, some[lies : lies + len(each.content)])
-                lies += len(each.content)
-            yield found
         if count < wanted:
             return
 

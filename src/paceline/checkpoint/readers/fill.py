@@ -51,11 +51,9 @@ class Needed:
 
 def fill(
     path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks],
-    checks: Mapping[str, FileEntry], takes_sums: bool, alone: bool = False,
+    checks: Mapping[str, FileEntry], takes_sums: bool,
 ) -> PartSums:  # fmt: skip
     """Read what this rank holds of each tensor into its place, and all files that it `checks`; return its sums.
-
-    Who is `alone` shares the files with nobody.
 
     Raises StorageError where a file of these is not what was written, or another cannot be read. The tensors then hold
     what was read until then.
@@ -65,7 +63,7 @@ def fill(
     with OpenShards(path) as opened:
         straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
-            verify_files(path, checks, straight, alone)
+            verify_files(path, checks, straight)
         _copy(path, later, opened)
     return sums.taken(tensors)
 
