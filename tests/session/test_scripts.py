@@ -279,7 +279,7 @@ class Counts:
 
 kill = {"kind": "kill", "rank": 1, "step": int(sys.argv[3]), "phase": sys.argv[2]}
 task = task_of(data=(Points(), Points()), callbacks=[Counts])
-run = paceline.Run(task, "dp_replicate=2", cluster=cluster(2), faults=[kill], verify=False,
+run = paceline.Run(task, sys.argv[4], cluster=cluster(2), faults=[kill], verify=False,
                    run={"dir": folder + "/run", "checkpoint_every": "3 steps", "evaluate_every": "none"})
 for batch in run:
     run.step(batch)
@@ -288,16 +288,29 @@ for batch in run:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("phase", "step", "reached"), [("forward", 3, 2), ("save", 3, 3), ("save", 6, 6)])
+@pytest.mark.parametrize(
+    ("axis", "phase", "step", "reached"),
+    [
+        ("dp_replicate", "forward", 3, 2),
+        ("dp_replicate", "save", 3, 3),
+        ("dp_replicate", "save", 6, 6),
+        ("dp_shard", "forward", 6, 3),
+    ],
+)
 def test_a_rank_that_comes_later_starts_with_its_peers_and_joins_what_their_loops_do(
-    tmp_path: Path, phase: str, step: int, reached: int
+    tmp_path: Path, axis: str, phase: str, step: int, reached: int
 ) -> None:
-    """Its hook `on_start` met peers in their step. In a save: its peer has that step, and evaluates."""
-    ended = run(tmp_path, JOINED, phase, str(step))
+    """Its hook `on_start` met peers in their step. In a save: its peer has that step, and evaluates.
+
+    A shard is lost with its rank: its peer makes steps 4 to 6 again in one call, and it evaluates between them.
+    """
+    ended = run(tmp_path, JOINED, phase, str(step), f"{axis}=2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run_dir = tmp_path / "run"
     assert ended.stdout.count("generation 2 by reform") == 1 and "generation 3" not in ended.stdout
-    assert [each["step"] for each in records_of(run_dir, "evaluation")] == [1, 2, 3, 4, 5, 6], "each once"
+    made_again = [4, 5] if reached == 3 and step == 6 else []
+    evaluated = [each["step"] for each in records_of(run_dir, "evaluation")]
+    assert evaluated == [1, 2, 3, *made_again, 4, 5, 6], "each once for each time that its step was made"
     starts = [(each["step"], each["values"]["ranks"]) for each in records_of(run_dir, "logged")]
     assert starts == [(0, 2.0), (reached, 2.0)]
 

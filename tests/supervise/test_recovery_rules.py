@@ -12,11 +12,14 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from observe.alerts.alert_journals import started, step
 from runs import wait_until
 
 from paceline.errors import RunInUse
 from paceline.lock import RunLock, take
 from paceline.run.survive.notice import Notices
+from paceline.spec.journal import reading
+from paceline.spec.journal.line import line_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
@@ -24,7 +27,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held_state import AGREED, DUE, OPEN, HeldState
-from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
+from paceline.supervise.again.judge import FRUITLESS, Judge, Reached, reached_by
 from paceline.supervise.again.machines import OneMachine, seats_of
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_left, state_of_worlds
@@ -50,6 +53,28 @@ def at(step: int, starts: int = 1) -> Reached:
 
 def judge(**changes: int) -> Judge:
     return Judge(dataclasses.replace(RecoverySpec(), **changes), Reached())
+
+
+def test_how_far_a_long_run_has_come_is_read_from_the_end_of_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for while everybody waits: thousands of lines would be a second of a recovery."""
+    journal = tmp_path / "journal" / "0002.jsonl"
+    journal.parent.mkdir()
+    assert reached_by(tmp_path) == Reached()
+    journal.write_bytes(line_of(dataclasses.replace(started(), step=40)))
+    assert reached_by(tmp_path) == Reached(2, 40, made=False)
+    steps = [line_of(step(number, 1.0)) for number in range(41, 1041)]
+    journal.write_bytes(journal.read_bytes() + b"".join(steps) + b'{"kind": "step", "st')
+    parsed, parse = [0], reading.parsed_line
+
+    def counted(line: bytes) -> dict[str, object] | None:
+        parsed[0] += 1
+        return parse(line)
+
+    monkeypatch.setattr(reading, "parsed_line", counted)
+    assert reached_by(tmp_path) == Reached(2, 1040, made=True)
+    assert parsed[0] <= 10, "of a thousand lines"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 74, 75, 130])

@@ -90,7 +90,7 @@ class DrawnModel(WholeModel):
         self._looked_at = None
         for part in parts:
             part.to_empty(device=self.device)
-        if self.read or not self.spec.starts_from:
+        if self.read:
             fill_weights(model, self.spec, self.seed)
 
 
@@ -160,12 +160,14 @@ def start_model(
 ) -> WholeModel:
     """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it.
 
-    Files of weights are not read where `read` is False: a checkpoint is loaded into what is built.
+    Files of weights are not read where `read` is False, nor those of a named size drawn where nothing is made of them
+    meanwhile: a checkpoint is loaded into what is built, and drawing takes a second for each hundred million.
     """
     spec, vocab = task.model, source.vocab or 0
     if isinstance(spec, ModelSpec) and is_named(spec.name):
         model = build_model(spec, vocab, items_per_sample, task.seed, "meta", task.adaptation)
-        return DrawnModel(model, [], spec, task.seed, world.device, read)
+        needs_drawn = not spec.starts_from and (task.adaptation != FULL or not plan.sync.is_plain)
+        return DrawnModel(model, [], spec, task.seed, world.device, read or needs_drawn)
     because = ""
     if world.size > 1 and _spreads_weights(plan):
         found = build_unfilled(spec, task.seed, task.adaptation)

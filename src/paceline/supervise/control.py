@@ -84,14 +84,28 @@ class Control:
             self._server.close()
 
 
-def stand_by(rank: int, generation: int, held: HeldState) -> dict[str, Any]:
-    """Wait for the supervisor's answer and return it: empty where this rank does not go on."""
-    path = os.environ.get(CONTROL_VARIABLE)
-    if not path:
+class Waits:
+    """A rank that stands by: it has said what it holds, and hears where it goes on."""
+
+    def __init__(self, rank: int, generation: int, held: HeldState) -> None:
+        """Say so at once, and wait for nothing: the supervisor plans the next world meanwhile."""
+        self._lines: Lines | None = None
+        path = os.environ.get(CONTROL_VARIABLE)
+        if not path:
+            return
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(path)
+            lines = Lines(end)
+            lines.send({"rank": rank, "generation": generation, "held": held.as_dict()})
+            self._lines = lines
+        except OSError:
+            end.close()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the supervisor's answer and return it: empty where this rank does not go on."""
+        if self._lines is None:
+            return {}
+        with self._lines.end, contextlib.suppress(OSError, EOFError):
+            return self._lines.take() or {}
         return {}
-    with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError, EOFError):
-        end.connect(path)
-        lines = Lines(end)
-        lines.send({"rank": rank, "generation": generation, "held": held.as_dict()})
-        return lines.take() or {}
-    return {}

@@ -16,6 +16,8 @@ from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS
 
+RECOVERY_POLL_SECONDS = POLL_SECONDS / 10  # between two looks once a rank has failed
+
 
 class Crew:
     """The processes of a world in the order of ranks, and what is known of how they ended."""
@@ -127,7 +129,8 @@ def attend(
             return
         if grace is not None and grace.is_over:
             crew.kill(sorted(set(range(len(crew.processes))) - set(spared())))
-        time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
+        # A wait for several processes at once, not a synchronisation. Who recovers waits for the next look.
+        time.sleep(POLL_SECONDS if grace is None else RECOVERY_POLL_SECONDS)
 
 
 def _lost(rank: int, ranks: int, process: Process, code: int, passed: float) -> RanksLost:

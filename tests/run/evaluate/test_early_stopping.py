@@ -12,6 +12,8 @@ from runs import in_process, records_of, steps_of, write_corpus, write_spec
 from tests_shared import plan_of
 
 from paceline.report.build import write_report
+from paceline.run.loop import in_world
+from paceline.run.loop.resume import Progress
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.spec.journal.planned import PlannedRecord
@@ -49,13 +51,28 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def train(path: Path, *overrides: str) -> None:
+def train(path: Path, *overrides: str) -> Training:
     spec = load_spec(path, ["run.checkpoints.save_best=true", *overrides])
     brief = Brief(plan_of(Layout(), 14), STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan,
                   PlannedRecord())  # fmt: skip
     training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), Path(spec.run.dir))
     for batch in training:
         training.step(batch)
+    return training
+
+
+def test_who_survives_a_world_judges_by_what_it_knows_as_by_the_journal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of a long run takes seconds to read, for which everybody would wait."""
+    training = train(path)
+    read = training._judge_of_record()
+    assert list(read.values) == [2, 4, 6]
+    monkeypatch.delattr(in_world, "values_on_record")
+    monkeypatch.delattr(in_world, "was_stopped")
+    assert training._judge_of_record(survives=True) == read
+    training.progress = Progress(4, 4 * 14)
+    assert list(training._judge_of_record(survives=True).values) == [2, 4], "it goes on before the last one"
 
 
 def test_a_run_ends_early_as_complete_and_keeps_its_best(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,8 +140,11 @@ def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
         def check(self, keys: list[str]) -> bool:
             raise dist.DistError("the store has gone")
 
+        def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+            raise dist.DistError("the store has gone")
+
     alone = RollCall(0, 2, Gone())  # type: ignore[arg-type]
-    calls = Beside(lambda: (alone.come_to_step({}), alone.meet(EVALUATE, 6)))
+    calls = Beside(lambda: (alone.come_to_step(5, {}), alone.meet(EVALUATE, 6)))
     calls.join(60)
     alone.stop()
     assert not calls.is_alive() and calls.error is None
@@ -206,7 +209,7 @@ def test_in_a_world_that_is_formed_anew_all_join_what_one_does_before_its_step(
 
         for name in calls.get(rank, ()):
             call(name)
-        roll.come_to_step({name: functools.partial(call, name) for name in (EVALUATE, SAVE)})
+        roll.come_to_step(4, {name: functools.partial(call, name) for name in (EVALUATE, SAVE)})
 
     peer = Beside(lambda: ranks_part(1))
     ranks_part(0)
@@ -215,11 +218,100 @@ def test_in_a_world_that_is_formed_anew_all_join_what_one_does_before_its_step(
     assert made[0] == made[1] == max(calls.values(), key=len, default=[])
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_leaves_after_the_process_that_serves_the_store_says_nothing_to_it(is_there: bool) -> None:
+    """As at the end of a run on several nodes, whose first rank has ended: torch would print a page of its own."""
+    said: list[str] = []
+
+    class Told(dist.PrefixStore):
+        def set(self, key: str, value: str) -> None:
+            said.append(key)
+
+    server: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assert server is not None
+    last = RollCall(1, 2, Told("world", dist.TCPStore("127.0.0.1", server.port, None, False)))
+    if not is_there:
+        server = None
+    last.ends(has_completed=True)
+    last.leave()
+    assert len(said) == is_there
+
+
+def test_a_call_that_cannot_be_joined_is_told_on_all_ranks_of_a_world_that_is_formed_anew(make: Make) -> None:
+    """Survivors replan between two steps, as the new rank's loop does not: it came later, and begins the next step."""
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+    peer = Beside(lambda: stayed.meet("run.replan", 4))
+    begins = Beside(lambda: came.come_to_step(4, {EVALUATE: lambda: None}))
+    for each in (peer, begins):
+        each.join(30)
+        assert not each.is_alive() and each.error is not None
+        assert each.error.what == "rank 0 called run.replan() after step 4, and rank 1 did not"
+        assert each.error.because.startswith("rank 1 called run.step() after step 4;")
+
+
+def test_a_peer_that_ends_as_it_begins_a_call_keeps_nobody_in_the_store(make: Make) -> None:
+    """No wait in the store hears that a peer has gone."""
+
+    class WaitsForEver(dist.HashStore):
+        def get(self, key: str) -> bytes:
+            assert self.check([key]), f"nobody may ever set {key}"
+            return super().get(key)
+
+        def add(self, key: str, number: int) -> int:
+            count = super().add(key, number)
+            if "/1/" in key and key not in ended:  # where the first rank's process ends
+                ended.add(key)
+                raise dist.DistError("this process has ended")
+            return count
+
+    ended, store = set[str](), WaitsForEver()
+    first, second = RollCall(0, 2, store), RollCall(1, 2, store)
+    first.meet(EVALUATE, 2)
+    second.meet(EVALUATE, 2)
+    for each in (first, second):
+        each.stop()
+
+
+def test_calls_that_are_over_leave_the_store(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "KEPT_CALLS", 3)
+    first, second = make(0), make(1)
+    store, numbers = first._store, list[int]()
+    assert store is not None
+    for step in range(8):
+        peer = Beside(lambda step=step: second.meet(SAVE, step))  # type: ignore[misc]
+        first.meet(SAVE, step)
+        peer.join()
+        assert peer.error is None
+        numbers.append(store.num_keys())
+    assert numbers[2] == numbers[3] == numbers[7] and numbers[1] < numbers[2]
+
+
+def test_what_a_new_rank_does_between_steps_that_survivors_make_again_is_joined_too(make: Make) -> None:
+    """The state was older: survivors make the steps since then in one call of theirs, the new rank one by one."""
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+    joined = list[str]()
+
+    def join() -> None:
+        stayed.meet(EVALUATE, 5)
+        joined.append(EVALUATE)
+
+    def again() -> None:
+        for step in (4, 5):
+            stayed.come_to_step(step, {EVALUATE: join})
+
+    peer = Beside(again)
+    came.come_to_step(4, {})
+    came.meet(EVALUATE, 5)
+    came.come_to_step(5, {})
+    peer.join(60)
+    assert not peer.is_alive() and peer.error is None and joined == [EVALUATE]
+
+
 @pytest.mark.parametrize("has_completed", [True, False])
 def test_who_waits_for_a_step_is_told_of_a_rank_that_has_left(make: Make, has_completed: bool) -> None:
     """A loop that the others have left by themselves: the collectives of the step hear of that, and say it."""
     stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
-    peer = Beside(lambda: came.come_to_step({}))
+    peer = Beside(lambda: came.come_to_step(5, {}))
     stayed.ends(has_completed)
     stayed.leave()
     peer.join(60)

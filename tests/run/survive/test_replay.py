@@ -14,6 +14,8 @@ import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import VerificationFailed
+from paceline.run import initial
+from paceline.run.loop import under_plan
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
@@ -76,6 +78,29 @@ def test_the_same_step_is_found_bit_for_bit(killed: Path, capsys: pytest.Capture
     assert record["step"] == SAVED + 1 and record["of_attempt"] == 1
     assert record["differences"] == {"loss": 0.0, "grad_norm": 0.0}
     assert "step 5 made again, bit for bit the same" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_draws_no_weights_that_it_loads_over(
+    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing takes seconds of a large model, for which a recovery would wait. Where nothing is loaded they are drawn."""
+    drawn, fill = list[object](), initial.fill_weights
+
+    def counted(model: object, spec: ModelSpec, seed: int) -> None:
+        drawn.append(spec)
+        fill(model, spec, seed)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(initial, "fill_weights", counted)
+    monkeypatch.setattr(under_plan, "fill_weights", counted)
+    go_on(begin(killed))
+    assert not drawn and records(killed, "replay")[-1]["differences"] == {"loss": 0.0, "grad_norm": 0.0}
+    fresh = tmp_path / "fresh"
+    (fresh / "checkpoints" / "of-somebody").mkdir(parents=True)
+    (fresh / "checkpoints" / "of-somebody" / "manifest.json").touch()
+    go_on(begin(fresh))
+    assert len(drawn) == 1
+    first = [next(each for each in records(run, "step") if each["step"] == 1) for run in (fresh, killed)]
+    assert first[0]["loss"] == first[1]["loss"] and first[0]["grad_norm"] == first[1]["grad_norm"]
 
 
 def test_duties_that_are_made_up_for_are_not_held_to_the_step_after_theirs(killed: Path) -> None:

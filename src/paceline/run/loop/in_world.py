@@ -73,6 +73,7 @@ from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
+from paceline.supervise.control import Waits
 from paceline.supervise.supervisor import is_supervised
 from paceline.supervise.told.brief import Brief, take_brief
 from paceline.supervise.told.generation import REFORMED, Generation, take_generation
@@ -172,8 +173,9 @@ class InWorld:
     def _call_roll(self) -> None:
         """Have this world's ranks meet before calls that all of them must make."""
         self._roll.stop()
-        self._meets_step = self._generation.rung == REFORMED  # where ranks may have come in the middle of a loop
-        self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._meets_step)
+        # There ranks may have come in the middle of a loop.
+        self._is_reformed, self._meets_until = self._generation.rung == REFORMED, 0
+        self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._is_reformed)
         weakref.finalize(self, self._roll.leave)
 
     def _enter(self, held: Brought | None) -> None:
@@ -183,7 +185,7 @@ class InWorld:
         `_done_step` is the step before it.
         """
         self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
-        self._joins, self._starts_again = held is None and self._meets_step, held is not None
+        self._joins, self._starts_again = held is None and self._is_reformed, held is not None
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)
@@ -191,8 +193,10 @@ class InWorld:
         restored = self._under.restored
         self._recovered.built(restored)
         self._follow_plan(restored)
-        self._judge = self._judge_of_record()
+        self._judge = self._judge_of_record(survives=held is not None)
         self._first_step = self.progress.step + 1
+        if self._is_reformed:  # until survivors have made again what was made: the loop of a new rank sees these steps
+            self._meets_until = max(self.progress.step, self._generation.reached) + 1
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
@@ -295,12 +299,19 @@ class InWorld:
         first = self.world.is_first
         return budget_of(self.spec.run, self.dir, self.brief.record, self.world.size) if first else None
 
-    def _judge_of_record(self) -> BestEvaluation:
-        """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
+    def _judge_of_record(self, survives: bool = False) -> BestEvaluation:
+        """Return what judges evaluations, with those of the journal up to this step. Every rank calls it.
+
+        A first rank that `survives` a world knows them: a long run's journal is not read while all wait.
+        """
         spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
-        reads = self.world.is_first and step
-        values = values_on_record(self.dir, spec.judged, step) if reads else {}
-        self._stopped = bool(self.world.share(was_stopped(self.dir, step, steps) if reads else False))
+        values, stopped = dict[int, float](), False
+        if self.world.is_first and survives:
+            self._judge.forget_after(step)
+            values, stopped = self._judge.values, self._stopped and was_stopped(self.dir, step, steps)
+        elif self.world.is_first and step:
+            values, stopped = values_on_record(self.dir, spec.judged, step), was_stopped(self.dir, step, steps)
+        self._stopped = bool(self.world.share(stopped))
         return BestEvaluation(spec, steps, self.world.share(values))
 
     @property
@@ -460,11 +471,13 @@ class InWorld:
         self._keeper.abandon()
         self._node.close()
         self._saved = self._keeper.known
+        waits: Waits | None = Waits(self.world.rank, self._generation.number, held.state)
         self.world.groups.forget()
-        self.take_down()
+        self.take_down()  # while the supervisor forms the next world
         while True:
             try:
-                following = next_place(self.world, self._generation.number, held)
+                waits = waits or Waits(self.world.rank, self._generation.number, held.state)
+                following, waits = next_place(self.world, waits), None
                 if following is None:
                     return False
                 place, self._generation = following  # of which this rank is, whether or not its world comes about

@@ -237,9 +237,8 @@ class Training(BetweenSteps):
 
     def _join_peers(self) -> None:
         """Come to a step, or the end, with all ranks of a world that is formed anew: loops may ask for more before."""
-        if self._meets_step:
-            self._meets_step = False
-            self._roll.come_to_step({"run.evaluate": self.evaluate, "run.save": self.save})
+        if self.progress.step < self._meets_until:
+            self._roll.come_to_step(self.progress.step, {"run.evaluate": self.evaluate, "run.save": self.save})
 
     def _update(self, batch: StepBatch) -> StepStats:
         self._join_peers()
@@ -258,7 +257,9 @@ class Training(BetweenSteps):
             if small := growth.small(batch.step, batch.samples):
                 with self._tally.within(SCORING):
                     small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+        self._roll.begins(batch.step - 1)  # where a hook evaluates, all ranks come to it before they begin the step
         decided = self._hook("before_step", batch.step, lr=lr)
+        self._roll.begins(batch.step)
         lr = decided.lr[1] if decided.lr else lr
         self._stepper.leaves_out = decided.skip is not None
         if self._under.selection is not None:

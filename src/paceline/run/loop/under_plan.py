@@ -37,7 +37,9 @@ from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.read_ahead import BeginsReads, ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import for_device
+from paceline.task.models.build import fill_weights
 from paceline.task.models.factory import gives_weights
+from paceline.task.models.sizes import is_named
 
 
 class UnderPlan:
@@ -99,6 +101,8 @@ class UnderPlan:
                 "the run has begun, so the weights that it started from were not read again",
                 "restore a checkpoint, or start a new run in another run.dir",
             )
+        if resumes and self.restored is None and isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            fill_weights(self.built.model, task.model, task.seed)  # they were not drawn either
 
     def read_ahead(self, batch: StepBatch, last_step: int, position_from: Callable[[int], int]) -> None:
         """Ask for the batches after one, as many as are read ahead, up to that of `last_step`.

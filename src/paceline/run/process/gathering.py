@@ -42,15 +42,25 @@ def come_together(store: dist.Store, size: int, word: Path, within: timedelta) -
 
 def until_served(host: str, port: int, word: Path, within: timedelta) -> None:
     """Return once somebody serves a store there. Raises torch's DistError after the word, or `within`."""
+    _wait_for(lambda: _answers(host, port), word, within, LONGEST_SECONDS)
 
-    def is_served() -> bool:
-        try:
-            socket.create_connection((host, port), KNOCK_SECONDS).close()
-        except OSError:
-            return False
-        return True
 
-    _wait_for(is_served, word, within, LONGEST_SECONDS)
+def is_served(store: dist.Store) -> bool:
+    """Return whether the process that serves a store is there still: torch prints a page for a word to one that is not.
+
+    Files and memory are served by nobody.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, dist.TCPStore) or _answers(store.host, store.port)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), KNOCK_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _wait_for(is_so: Callable[[], bool], word: Path, within: timedelta, longest_seconds: float) -> None:

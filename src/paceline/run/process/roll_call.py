@@ -18,12 +18,21 @@ import torch.distributed as dist
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
-from paceline.run.process.gathering import LONGEST_SECONDS, SHORTEST_SECONDS, word_of_supervisor
+from paceline.run.process.gathering import (
+    LONGEST_SECONDS,
+    MOST_LOOKS,
+    SHORTEST_SECONDS,
+    is_served,
+    word_of_supervisor,
+)
 
 LOOK_SECONDS = 1.0  # between two looks for a word
-MOST_LOOKS = 2_000  # a second, of all ranks: in a larger world each looks more rarely
+MOST_ANSWERS = 2_000  # looks a second, of all ranks: in a larger world each looks more rarely
 ANSWER_SECONDS = 10.0  # at least, of an idle machine; then who waits goes on as if all had come: peers may be slow
 STOP_SECONDS = 2.0  # for a look that is under way
+STEP = "run.step"
+OF_A_CALL = ("word", "come", "all")  # what a call leaves in the store
+KEPT_CALLS = 64  # whose words stay: all have left the call before, and a thread that is slow may look for it still
 ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, which several runs of a script may share
 T = TypeVar("T")
 
@@ -46,10 +55,10 @@ class RollCall:
         in_group = size > 1 and dist.is_initialized()
         self._store = store or (dist.distributed_c10d._get_default_store() if in_group else None)
         self._prefix = f"{ROLLS}/{self._try(lambda store: store.add(f'{ROLLS}/of/{rank}', 1))}"
-        self._all_begin, self._left = f"{self._prefix}/begins", f"{self._prefix}/left"
+        self._left, self._come = f"{self._prefix}/left", 0  # how often this rank has come to a step
         self._met, self._begun = 0, -1  # the calls so far, and the newest step that this rank has begun
         self._word, self._over = word_of_supervisor(), threading.Event()
-        self._every = max(LOOK_SECONDS, size / MOST_LOOKS)
+        self._every, self._longest = max(LOOK_SECONDS, size / MOST_ANSWERS), max(LONGEST_SECONDS, size / MOST_LOOKS)
         self._thread: threading.Thread | None = None
         if self._store is not None:
             self._thread = threading.Thread(target=self._listen, name="paceline-roll", daemon=True)
@@ -68,22 +77,24 @@ class RollCall:
         if self._store is None:
             return
         self._met += 1
-        self._try(lambda store: self._meet(store, f"{self._prefix}/{self._met}", [call, step, self.rank]))
+        self._try(lambda store: self._meet(store, self._met, [call, step, self.rank]))
 
-    def come_to_step(self, joins: Mapping[str, Callable[[], object]]) -> None:
+    def come_to_step(self, step: int, joins: Mapping[str, Callable[[], object]]) -> None:
         """Return once all ranks have come to a step or an end, and join what some of them call before, by its name.
 
         Some have stayed between two steps of their loops, others begin theirs: neither knows what the others do there.
+        `step` is the last one that is made. A call that cannot be joined raises on all ranks, as in `meet`.
         """
-        if self._try(lambda store: store.add(f"{self._prefix}/step", 1)) == self.size:
-            self._try(lambda store: store.set(self._all_begin, "yes"))
-        seconds = SHORTEST_SECONDS
-        while (open_call := self._try(self._open_call)) is not None:
-            if (call := joins.get(open_call)) is not None:
-                call()
+        self._come += 1
+        key, seconds = f"{self._prefix}/begins/{self._come}", SHORTEST_SECONDS
+        if self._try(lambda store: store.add(f"{key}/come", 1)) == self.size:
+            self._try(lambda store: store.set(f"{key}/all", "yes"))
+        while (open_call := self._try(lambda store: self._open_call(store, f"{key}/all"))) is not None:
+            if open_call:
+                joins.get(open_call, lambda: self.meet(STEP, step))()
                 continue
             time.sleep(seconds)
-            seconds = min(1.5 * seconds, LONGEST_SECONDS)
+            seconds = min(1.5 * seconds, self._longest)
 
     def ends(self, has_completed: bool) -> None:
         """Note that the run has ended, as complete or otherwise: no step follows, so nobody is to be answered."""
@@ -100,7 +111,7 @@ class RollCall:
     def leave(self) -> None:
         """Stop; peers that wait for this rank, now or later, are told that it comes no more."""
         told = json.dumps([self.rank, "has ended", self._has_completed])
-        self._try(lambda store: store.set(self._left, told))
+        self._try(lambda store: store.set(self._left, told) if is_served(store) else None)
         self.stop()
 
     def _try(self, work: Callable[[dist.Store], T]) -> T | None:
@@ -113,23 +124,23 @@ class RollCall:
 
     # ---- who waits -------------------------------------------------------------------------------------------------
 
-    def _open_call(self, store: dist.Store) -> str | None:
+    def _open_call(self, store: dist.Store, all_come: str) -> str | None:
         """Return the call that a peer waits in, "" where none does; None once all have come, or one has left."""
-        if self._is_told() or store.check([self._all_begin]) or store.check([self._left]):
+        if self._is_told() or store.check([all_come]) or store.check([self._left]):
             return None
-        word = f"{self._prefix}/{self._met + 1}/word"
+        word = f"{self._key(self._met + 1)}/word"
         return str(json.loads(store.get(word))[0]) if store.check([word]) else ""
 
-    def _meet(self, store: dist.Store, key: str, mine: list[object]) -> None:
-        if store.add(f"{key}/first", 1) == 1:
-            store.set(f"{key}/word", json.dumps(mine))
-        else:
-            first = json.loads(store.get(f"{key}/word"))
-            if first[:2] != mine[:2]:
-                store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1]))), True]))
-                raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
+    def _meet(self, store: dist.Store, number: int, mine: list[object]) -> None:
+        key, said = self._key(number), json.dumps(mine)
+        first = json.loads(store.compare_set(f"{key}/word", "", said))  # ours, where none is there
+        if first[:2] != mine[:2]:
+            store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1]))), True]))
+            raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
         if store.add(f"{key}/come", 1) == self.size:
             store.set(f"{key}/all", "yes")
+            for name in OF_A_CALL if number > KEPT_CALLS else ():
+                store.delete_key(f"{self._key(number - KEPT_CALLS)}/{name}")
         patience, seconds = Patience(max(ANSWER_SECONDS, 4 * self._every)), SHORTEST_SECONDS
         while not (store.check([f"{key}/all"]) or patience.is_over or self._is_told()):
             for found in (f"{key}/apart", self._left):
@@ -138,7 +149,10 @@ class RollCall:
                     if is_certain:  # who has failed meanwhile tells more
                         raise self._apart(mine, int(rank), str(told))
             time.sleep(seconds)
-            seconds = min(1.5 * seconds, LONGEST_SECONDS)
+            seconds = min(1.5 * seconds, self._longest)
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}/{number}"
 
     def _apart(self, called: list[object], other: int, told: str) -> PacelineError:
         call, step, rank = called
@@ -176,7 +190,7 @@ class RollCall:
     def _answer(self, store: dist.Store) -> None:
         """Tell a peer that waits in a call, where this rank has gone on without it."""
         number = self._met + 1
-        key = f"{self._prefix}/{number}"
+        key = self._key(number)
         if not store.check([f"{key}/word"]):
             return
         _, step, _ = json.loads(store.get(f"{key}/word"))

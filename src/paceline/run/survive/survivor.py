@@ -35,7 +35,7 @@ from paceline.run.survive.unrecorded import Unrecorded, of_all
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.supervise.again.held_state import HeldState
-from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, Waits
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
@@ -126,12 +126,12 @@ def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, sta
     return Brought(None, None, False, state) if state.changed else Brought(taken, stats, is_done, state)
 
 
-def next_place(world: World, generation: int, held: Brought) -> tuple[Place, Generation] | None:
-    """Stand by until the supervisor has a next world, and return this rank's place in it, which it is to join.
+def next_place(world: World, waits: Waits) -> tuple[Place, Generation] | None:
+    """Wait until the supervisor has a next world, and return this rank's place in it, which it is to join.
 
     Returns None where this rank does not go on.
     """
-    answer = stand_by(world.rank, generation, held.state)
+    answer = waits.answer()
     if not answer:
         return None
     os.environ.update(answer["place"])

@@ -18,6 +18,7 @@ from paceline.spec.journal.record import Record, Some
 from paceline.spec.journal.watching import NodeSample
 
 TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
+BLOCK_BYTES = 1 << 17  # of a journal that are looked through at a time for what is rare in it
 
 _NAME = re.compile(r"([0-9]{4,})\.jsonl")
 _OF_NODE = re.compile(r"node-([0-9]{4,})-[\w.-]+\.jsonl")
@@ -103,11 +104,42 @@ def parsed_line(line: bytes) -> dict[str, object] | None:
 
 def records_of_kind(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
     """Yield the records of a kind, or a few, in a start's file in order; no other line of it is parsed."""
-    words = [f'"{kind}"'.encode() for kind in kinds]
+    for line in _lines_with([f'"{kind}"'.encode() for kind in kinds], path):
+        if (record := parsed_line(line)) and record["kind"] in kinds:
+            yield record
+
+
+def _lines_with(words: list[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that hold one of the words. What holds none is passed over by many lines at a time."""
+    rest = b""
     with path.open("rb") as file:
-        for line in file:
-            if any(word in line for word in words) and (record := parsed_line(line)) and record["kind"] in kinds:
-                yield record
+        while block := file.read(BLOCK_BYTES):
+            lines, end, begun = block.rpartition(b"\n")
+            if not end:
+                rest += begun
+                continue
+            lines, rest = rest + lines, begun
+            if any(word in lines for word in words):
+                yield from (line for line in lines.split(b"\n") if any(word in line for word in words))
+    if any(word in rest for word in words):
+        yield rest
+
+
+def last_record(path: Path, kind: type[Some], last_bytes: int) -> Some | None:
+    """Return the last record of a kind within the last bytes of a start's file; None where it is not there.
+
+    Lines are parsed from the end until it is found: where the kind is frequent, a few.
+    """
+    word = f'"{kind.KIND}"'.encode()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - last_bytes))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        found = parsed_line(line) if word in line else None
+        record = parse(found) if found is not None and found["kind"] == kind.KIND else None
+        if isinstance(record, kind):
+            return record
+    return None
 
 
 def read_kind(run_dir: Path, kind: type[Some]) -> Iterator[Some]:

@@ -25,8 +25,8 @@ from paceline.errors import (
     VerificationFailed,
     WorkerDied,
 )
-from paceline.spec.journal.kinds import RunStarted, StepRecord, parse
-from paceline.spec.journal.reading import records_in, starts_of
+from paceline.spec.journal.kinds import RunStarted, StepRecord
+from paceline.spec.journal.reading import last_record, starts_of
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.blame import Outcome
 
@@ -118,7 +118,6 @@ def reached_by(run_dir: Path) -> Reached:
     if not starts:
         return Reached()
     number, path = starts[-1]
-    known = [parse(record) for record in records_in(path, TAIL_BYTES)]
-    made = [record.step or 0 for record in known if isinstance(record, StepRecord)]
-    begun = [record.step or 0 for record in known if isinstance(record, RunStarted)]
-    return Reached(number, (made or begun or [0])[-1], bool(made))
+    made = last_record(path, StepRecord, TAIL_BYTES)
+    known = made or last_record(path, RunStarted, TAIL_BYTES)
+    return Reached(number, (known.step or 0) if known is not None else 0, made is not None)

@@ -24,7 +24,7 @@ class RankDown(AlertRule):
         self._lost: Trouble | None = None
         self._since = -math.inf  # when that was seen
         self._went_on = -math.inf  # when the run went on last
-        self._told_until = -math.inf  # what was lost until then, another watch has told
+        self._told_until = -math.inf  # what was lost until then is told
 
     def add(self, record: Record) -> None:
         """Take a record."""
@@ -49,9 +49,15 @@ class RankDown(AlertRule):
         self._lost, self._since, self._told_until = trouble, time, time
 
     def settle(self) -> None:
-        """End what is lost where the run has gone on since: word of a loss may come after that."""
-        if self._went_on > self._since:
+        """End what is lost where the run has gone on since: word of a loss may come after that.
+
+        Of one trouble word comes more than once, and those who see it note other moments: a node that loses the
+        coordinator, and the next coordinator. All until the run went on is that trouble.
+        """
+        if self._lost is not None and self._went_on > self._since:
             self._lost = None
+            if math.isfinite(self._went_on):
+                self._told_until = max(self._told_until, self._went_on)
 
     def gone(self, now: float) -> None:
         """Take that the run's process is gone; that is no trouble where the run's end is on record."""
