@@ -126,7 +126,7 @@ def plans_of(
     What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
     program has.
     """
-    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0], marks)
+    recompute = _recompute(row, program_of(row.program, row.zero_stage)[0], marks)
     if not recompute:
         return [], "recompute of some layers only"
     micro_batches = _micro_batches(row, batch, degrees["dp"], marks)
@@ -286,17 +286,22 @@ def _chunks(layers: int, pp: int) -> list[int]:
     return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
-def _recompute(text: str, program: Software, marks: list[str]) -> list[tuple[str, float]]:
+def _recompute(row: StepRow, program: Software, marks: list[str]) -> list[tuple[str, float]]:
     """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
 
     Where a table states none, it is one of the program's usual ones, or some of the layers may be computed again:
     `--recompute-num-layers` of Megatron-LM, named policies of MaxText. So it is where a table says "selective" of a
-    program that means by it some of the layers.
+    program that means by it some of the layers. A row that ran out of memory tells nothing of what fits: it is taken
+    to have run the default, which of Megatron-LM and DeepSpeed is none (`--recompute-granularity`,
+    `--checkpoint-activations`).
     """
-    plain, usual = text.lower(), program.recomputes
+    plain, usual = row.recompute.lower(), program.recomputes
     if plain == "selective" and program.selective_blocks:
         marks.append("blocks computed again: the fewest that fit")
         return [("budget", part) for part in BUDGETS]
+    if not plain and row.status == "oom" and program.master_weights:
+        marks.append("recompute: none, which is the default")
+        return [("none", 0.0)]
     if not plain:
         marks.append("recompute: the best that fits")
         if usual:

@@ -43,7 +43,9 @@ BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
 # The loss as compiled pieces, which keep a copy of what they write in place (fusions/fused_cross_entropy.py).
 COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
-# What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher.
+# What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher. DeepEP is of
+# February 2025 (deepseek-ai/DeepEP), younger than Transformer Engine's preference of cuDNN's attention on Hopper
+# (NVTE's get_attention_backend, version 1.13 of December 2024), so Megatron-LM that sends by it attends by cuDNN.
 ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
 # Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
 FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
@@ -117,6 +119,8 @@ def software_of(case: Case) -> Software:
     found = _with_narrow_state(found, case.row.notes.lower())
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
+        if found.name == MEGATRON.name and not case.row.attention_kernel:
+            found = replace(found, cudnn_attention=True)
     if spreads_experts(case.row):
         found = replace(found, spreads_experts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):

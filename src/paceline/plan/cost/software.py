@@ -24,6 +24,7 @@ class Software:
     stops_early: bool = True
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
+    selective_grouped: bool = True  # whether it keeps what grouped products give, those of routed experts, as others
     selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
