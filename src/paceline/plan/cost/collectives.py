@@ -75,10 +75,14 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     shapes, stream, software = sheet.context.shapes, sheet.stream_bytes, sheet.context.software
     half = shapes.collectives / 2
     sums = half - (shapes["last_flops"] > 0) if software.stops_early else half  # a last one comes after all is there
-    some = np.zeros_like(half) if software.selective_sums else sums
+    none = np.zeros_like(half)
+    if software.selective_is_attention:  # whose core lies between two collectives, and has none
+        some_gathers, some_sums = none, none
+    else:
+        some_gathers, some_sums = half, none if software.selective_sums else sums
     gathered, summed = (
         sheet.over_modes(in_modes(selective, "selective") + in_modes(full, "full"), sheet.slowest_row)
-        for selective, full in ((half, half), (some, sums))
+        for selective, full in ((some_gathers, half), (some_sums, sums))
     )
     both = sheet.slowest.number(shapes.collectives)  # of the forward pass half, of the backward pass half
     gathers, scatters, rounds = both + gathered + second_gathers(sheet), both + summed, sheet.passes_made
