@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.backtest.layout import spreads_experts
 from paceline.backtest.rows import Case
+from paceline.backtest.words.settings import modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -19,7 +20,16 @@ from paceline.plan.cost.components import Component, only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths, waiting_parts
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs.known import CAPTURED_ON, CLONED_LOGITS, MEGATRON, MEGATRON_BRIDGE, program_of
+from paceline.plan.cost.programs.known import (
+    CAPTURED_ON,
+    CLONED_LOGITS,
+    FUSED_LOGITS,
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    TORCHTITAN,
+    program_of,
+    with_modules,
+)
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.programs.workspaces import workspace_bytes
 from paceline.plan.cost.rates import BYTES
@@ -116,6 +126,7 @@ def software_of(case: Case) -> Software:
             found = replace(found, first_flash=True)
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
+    found = with_modules(found, modules_of(case.row.recompute))
     found = _with_narrow_state(found, case.row.notes.lower())
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
@@ -129,6 +140,10 @@ def software_of(case: Case) -> Software:
         found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
+    # torchtitan has had mixtures since 2025, when what it compiles is "model" and "loss" (`components` of `Compile` in
+    # its config/job_config.py, read 2026-11-28): logits and their gradients in bf16.
+    if found.name == TORCHTITAN.name and case.row.experts and case.plans[0].compile:
+        found = replace(found, logit_share=FUSED_LOGITS)
     if case.plans[0].precision == "fp8":
         found = replace(found, recipe=recipe_of(case.row.precision, found.recipe))
     if found.name == MEGATRON_BRIDGE.name and found.recipe == "mxfp8":

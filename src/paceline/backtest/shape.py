@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.backtest.words.settings import is_unfused
+from paceline.backtest.words.settings import is_unfused, modules_of
 from paceline.plan.cost.constants import family_of
-from paceline.plan.cost.programs.known import is_around_transformers, program_of
+from paceline.plan.cost.programs.known import is_around_transformers, program_of, with_modules
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT2_VOCAB = 50_257
@@ -162,7 +162,7 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         unfused = row.arch == "gpt" and not (program.fuses_attention or guessed or younger or engine)
         unfused |= row.arch == "bert" and is_around_transformers(row.program)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
-    program, _ = program_of(row.program, row.zero_stage)
+    program = with_modules(program_of(row.program, row.zero_stage)[0], modules_of(row.recompute))
     if not program.selective_is_attention:
         shape = replace(
             shape, selective_products=program.selective_products, selective_experts=program.selective_grouped

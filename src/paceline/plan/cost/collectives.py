@@ -76,7 +76,8 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     half = shapes.collectives / 2
     sums = half - (shapes["last_flops"] > 0) if software.stops_early else half  # a last one comes after all is there
     none = np.zeros_like(half)
-    if software.selective_is_attention:  # whose core lies between two collectives, and has none
+    # Attention's core lies between two collectives, and has none.
+    if software.selective_is_attention or not software.selective_collectives:
         some_gathers, some_sums = none, none
     else:
         some_gathers, some_sums = half, none if software.selective_sums else sums
@@ -184,7 +185,8 @@ def expert_passes(sheet: Sheet) -> Floats:
     Selective recompute that keeps products brings their inputs to them again, and their results to the token's own
     rank, where they are weighed; none of it where attention's core alone is computed again.
     """
-    modes = ("full",) if sheet.context.software.selective_is_attention else AGAIN
+    software = sheet.context.software
+    modes = AGAIN if software.selective_routes and not software.selective_is_attention else ("full",)
     return 4 + 2 * repeated_share(sheet, "routed_elements", modes)
 
 

@@ -36,6 +36,8 @@ class Software:
     # Whether compiled blocks whose products are kept are what torch's partitioner makes of them: it saves no result
     # that no gradient reads, as a block's last product, and values between products live inside of kernels.
     partitions: bool = False
+    selective_collectives: bool = True  # whether it repeats tensor collectives, where it is not attention's core alone
+    selective_routes: bool = True  # and whether it sends tokens to experts again
     selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone

@@ -276,6 +276,23 @@ AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl"
                        "xtuner", "ms-swift")  # fmt: skip
 
 
+def with_modules(program: Software, modules: tuple[str, ...]) -> Software:
+    """Return the conventions where selective recompute is of these modules, and not of attention's core.
+
+    What products and attention give is kept then, as by torch's policies, and no collective is repeated; where a whole
+    mixture is computed again, its experts' results are not, and tokens are sent to them again.
+
+    Example: "norm, act" of Megatron-LM keeps the outputs of its products, and neither norms nor activations.
+    """
+    if not program.selective_is_attention or not modules or "core" in modules:
+        return program
+    whole = "experts" in modules
+    return replace(
+        program, selective_is_attention=False, selective_products=1.0, selective_collectives=False,
+        selective_grouped=not whole, selective_routes=whole,
+    )  # fmt: skip
+
+
 def is_around_transformers(name: str) -> bool:
     """Return whether a program trains modules of Hugging Face's transformers as they are."""
     word = "-".join(name.lower().replace("_", " ").split())
