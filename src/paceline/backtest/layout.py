@@ -31,6 +31,8 @@ LARGEST_MICRO_BATCH = 64
 # Layers fewer that a pipeline may have than even stages: the first and the last hold embedding and head too, and stages
 # of one layer hold nothing else there (Llama Team 2024, arXiv:2407.21783, section 3.3.2).
 ENDS = 2
+# A note of Megatron-LM's `--expert-tensor-parallel-size 1`: every tensor rank holds whole experts.
+WHOLE_EXPERTS = re.compile(r"\b(?:etp|expert[-_ ]tensor[-_ ]parallel(?:[-_ ]size)?) ?[=:]? ?1\b")
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
 # A sentence of a row's notes that names what rests in host memory.
 OFFLOADED = re.compile(r"((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
@@ -60,18 +62,19 @@ def degrees_of(row: StepRow, marks: list[str]) -> tuple[dict[str, int] | None, s
 
 
 def spreads_experts(row: StepRow) -> bool:
-    """Return whether a row's tensor ranks hold whole experts of their own, by its degrees alone.
+    """Return whether a row's tensor ranks hold whole experts of their own, by its degrees or as its notes say.
 
     A group of ranks that each hold a part of every expert lies within dp x cp. One that does not divide it reaches over
     tp: `expert_tensor_parallel_size` of Megatron-LM is less than tp there.
 
-    Example: 256 devices with tp 2 and pp 32 have dp 4, and experts over 8 devices.
+    Example: 256 devices with tp 2 and pp 32 have dp 4, and experts over 8 devices; so has "ETP=1" in the notes, which
+    is that option.
     """
     if not row.ep or not row.n_devices or (row.tp or 1) == 1:
         return False
     within = row.n_devices // ((row.tp or 1) * (row.pp or 1))  # dp x cp
     whole = within * (row.tp or 1) % row.ep == 0 and row.ep % (row.tp or 1) == 0
-    return within % row.ep != 0 and whole
+    return whole and (within % row.ep != 0 or WHOLE_EXPERTS.search(row.notes.lower()) is not None)
 
 
 def experts_of(row: StepRow, degrees: dict[str, int], marks: list[str]) -> list[dict[str, int]]:
@@ -126,7 +129,7 @@ def plans_of(
     What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
     program has.
     """
-    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0], marks)
+    recompute = _recompute(row, program_of(row.program, row.zero_stage)[0], marks)
     if not recompute:
         return [], "recompute of some layers only"
     micro_batches = _micro_batches(row, batch, degrees["dp"], marks)
@@ -286,17 +289,22 @@ def _chunks(layers: int, pp: int) -> list[int]:
     return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
-def _recompute(text: str, program: Software, marks: list[str]) -> list[tuple[str, float]]:
+def _recompute(row: StepRow, program: Software, marks: list[str]) -> list[tuple[str, float]]:
     """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
 
     Where a table states none, it is one of the program's usual ones, or some of the layers may be computed again:
     `--recompute-num-layers` of Megatron-LM, named policies of MaxText. So it is where a table says "selective" of a
-    program that means by it some of the layers.
+    program that means by it some of the layers. A row that ran out of memory tells nothing of what fits: it is taken
+    to have run the default, which of Megatron-LM and DeepSpeed is none (`--recompute-granularity`,
+    `--checkpoint-activations`).
     """
-    plain, usual = text.lower(), program.recomputes
+    plain, usual = row.recompute.lower(), program.recomputes
     if plain == "selective" and program.selective_blocks:
         marks.append("blocks computed again: the fewest that fit")
         return [("budget", part) for part in BUDGETS]
+    if not plain and row.status == "oom" and program.master_weights:
+        marks.append("recompute: none, which is the default")
+        return [("none", 0.0)]
     if not plain:
         marks.append("recompute: the best that fits")
         if usual:

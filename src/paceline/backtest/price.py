@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.backtest.layout import spreads_experts
 from paceline.backtest.rows import Case
+from paceline.backtest.words.settings import modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -19,7 +20,16 @@ from paceline.plan.cost.components import Component, only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths, waiting_parts
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs.known import CAPTURED_ON, CLONED_LOGITS, MEGATRON, MEGATRON_BRIDGE, program_of
+from paceline.plan.cost.programs.known import (
+    CAPTURED_ON,
+    CLONED_LOGITS,
+    FUSED_LOGITS,
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    TORCHTITAN,
+    program_of,
+    with_modules,
+)
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.programs.workspaces import workspace_bytes
 from paceline.plan.cost.rates import BYTES
@@ -43,7 +53,9 @@ BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
 # The loss as compiled pieces, which keep a copy of what they write in place (fusions/fused_cross_entropy.py).
 COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
-# What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher.
+# What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher. DeepEP is of
+# February 2025 (deepseek-ai/DeepEP), younger than Transformer Engine's preference of cuDNN's attention on Hopper
+# (NVTE's get_attention_backend, version 1.13 of December 2024), so Megatron-LM that sends by it attends by cuDNN.
 ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
 # Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
 FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
@@ -114,9 +126,12 @@ def software_of(case: Case) -> Software:
             found = replace(found, first_flash=True)
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
+    found = with_modules(found, modules_of(case.row.recompute))
     found = _with_narrow_state(found, case.row.notes.lower())
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
+        if found.name == MEGATRON.name and not case.row.attention_kernel:
+            found = replace(found, cudnn_attention=True)
     if spreads_experts(case.row):
         found = replace(found, spreads_experts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
@@ -125,6 +140,10 @@ def software_of(case: Case) -> Software:
         found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
+    # torchtitan has had mixtures since 2025, when what it compiles is "model" and "loss" (`components` of `Compile` in
+    # its config/job_config.py, read 2026-11-28): logits and their gradients in bf16.
+    if found.name == TORCHTITAN.name and case.row.experts and case.plans[0].compile:
+        found = replace(found, logit_share=FUSED_LOGITS)
     if case.plans[0].precision == "fp8":
         found = replace(found, recipe=recipe_of(case.row.precision, found.recipe))
     if found.name == MEGATRON_BRIDGE.name and found.recipe == "mxfp8":

@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.backtest.words.settings import is_unfused
+from paceline.backtest.words.settings import is_unfused, modules_of
 from paceline.plan.cost.constants import family_of
-from paceline.plan.cost.programs.known import program_of
+from paceline.plan.cost.programs.known import is_around_transformers, program_of, with_modules
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT2_VOCAB = 50_257
@@ -147,6 +147,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     since Hopper (2022) and queries that share keys (Ainslie et al. 2023, arXiv:2305.13245) are younger than
     FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it. Where scores are written, GPT's
     layers drop some of them, also those with experts: `--attention-dropout` of Megatron-LM is 0.1 unless it is given.
+    Encoders of Transformers wrote their scores until 2024 and later, model by model (`EsmSelfAttention`; BERT has
+    scaled_dot_product_attention since its version 4.41).
     """
     unfused = is_unfused(row.attention_kernel) or _noted_unfused(row)
     if not row.attention_kernel and not unfused:
@@ -158,10 +160,13 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         engine = re.search(r"\bte\b", row.precision.lower())  # layers of Transformer Engine, whose attention is fused
         guessed = assumed and not any(chip in row.accelerator.upper() for chip in BEFORE_FLASH)
         unfused = row.arch == "gpt" and not (program.fuses_attention or guessed or younger or engine)
+        unfused |= row.arch == "bert" and is_around_transformers(row.program)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
-    program, _ = program_of(row.program, row.zero_stage)
+    program = with_modules(program_of(row.program, row.zero_stage)[0], modules_of(row.recompute))
     if not program.selective_is_attention:
-        shape = replace(shape, selective_products=program.selective_products)
+        shape = replace(
+            shape, selective_products=program.selective_products, selective_experts=program.selective_grouped
+        )
     of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
     return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
 

@@ -33,6 +33,14 @@ RECOMPUTE = (
     ("none", r"^(none|no|off|false|0|disabled|nothing|save[-_ ]?all|everything_saveable)$"),
     ("full", r"^(full|true|yes|on|1|all|every|always|nothing_saveable|uniform)\b|^full[-_ /]"),
 )
+# Modules that Megatron-LM's selective recompute may name (`--recompute-modules` of training/arguments.py, read
+# 2026-11-28), as tables write them; attention's core is what it computes again unless they are named.
+MODULES = (
+    ("core", r"core[-_ ]?attn|attention|attn"),
+    ("norms", r"(?:layer)?norms?"),
+    ("activations", r"(?:moe[-_ ]|mlp[-_ ])?act(?:ivations?)?"),
+    ("experts", r"moe|experts?|mlp"),
+)
 UNFUSED = re.compile(r"unfused|no[nt]?[- ]?flash|local|\beager\b|\bmath\b|naive|einsum|^none$")
 
 
@@ -90,3 +98,14 @@ def recompute_of(text: str) -> str:
 def is_unfused(text: str) -> bool:
     """Return whether a table's word for its attention kernel names one that writes its scores to memory."""
     return bool(UNFUSED.search(text.lower()))
+
+
+def modules_of(text: str) -> tuple[str, ...]:
+    """Return the modules that a table's word for its recompute names, where it names nothing else; else none.
+
+    Example: "norm, act" and "layernorm moe_act" are norms and activations, "layernorm, moe" norms and experts;
+    "selective", "full" and `save_dot_except_mlp` name none.
+    """
+    words = [word for word in re.split(r"[\s,;+&/]+|\band\b", text.lower().strip()) if word]
+    found = [next((name for name, sign in MODULES if re.fullmatch(sign, word)), "") for word in words]
+    return tuple(found) if all(found) else ()

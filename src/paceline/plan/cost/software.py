@@ -24,6 +24,7 @@ class Software:
     stops_early: bool = True
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
+    selective_grouped: bool = True  # whether it keeps what grouped products give, those of routed experts, as others
     selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
@@ -35,6 +36,8 @@ class Software:
     # Whether compiled blocks whose products are kept are what torch's partitioner makes of them: it saves no result
     # that no gradient reads, as a block's last product, and values between products live inside of kernels.
     partitions: bool = False
+    selective_collectives: bool = True  # whether it repeats tensor collectives, where it is not attention's core alone
+    selective_routes: bool = True  # and whether it sends tokens to experts again
     selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone

@@ -28,7 +28,7 @@ from paceline.task.models.layers.packed import kept_operator as packed_operator
 
 # Outputs that cost more to compute again than to keep.
 OPERATORS = {
-    "products": ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution"),
+    "products": ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution"),
     "attention": (
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",

@@ -75,6 +75,7 @@ class TransformerShape:
     flash: bool = True  # fused attention; else scores are computed whole, and kept
     # Part of its products' outputs that selective recompute keeps beside attention's; None: all but attention's core.
     selective_products: float | None = None
+    selective_experts: bool = True  # whether those of routed experts are among them
     cross_attention_layers: int = 0  # of an encoder-decoder: the last so many layers also attend to the encoder
     experts: ExpertSizes | None = None
     latent: Latent | None = None
@@ -242,6 +243,12 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
     shared = matrices * hidden * experts.shared_ffn
     beside = [*_attention(shape).products, (hidden, experts.count), *matrices * [(hidden, experts.shared_ffn)]]
     every_token = plain.parameters - dense_ffn + hidden * experts.count + shared
+    selective = active.selective_elements + 2.0 * rows
+    if shape.selective_products is not None and not shape.selective_experts:
+        # Of outputs of products, those of routed experts are computed again: nothing that goes to them or comes back
+        # stays. The router's logits do.
+        routed = (matrices - 1) * experts.top_k * experts.ffn + (0 if experts.shared_ffn else hidden)
+        selective = active.selective_elements + shape.selective_products * seq * (experts.count - routed)
     return replace(
         active,
         kind="experts",
@@ -250,7 +257,7 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
         moved_elements=active.moved_elements + ROUTING_MOVES * rows + 2.0 * seq * experts.count,
         saved_elements=active.saved_elements + 2.0 * rows,
         saved_fp32_elements=active.saved_fp32_elements + seq * experts.count,
-        selective_elements=active.selective_elements + 2.0 * rows,
+        selective_elements=selective,
         transient_elements=active.transient_elements + rows,
         operators=active.operators + ROUTING_OPERATORS,
         matmul_width=_width([pair for pair in beside if min(pair)]),

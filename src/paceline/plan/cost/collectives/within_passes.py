@@ -20,10 +20,15 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     shapes, stream, software = sheet.context.shapes, sheet.stream_bytes, sheet.context.software
     half = shapes.collectives / 2
     sums = half - (shapes["last_flops"] > 0) if software.stops_early else half  # a last one comes after all is there
-    some = np.zeros_like(half) if software.selective_sums else sums
+    none = np.zeros_like(half)
+    # Attention's core lies between two collectives, and has none.
+    if software.selective_is_attention or not software.selective_collectives:
+        some_gathers, some_sums = none, none
+    else:
+        some_gathers, some_sums = half, none if software.selective_sums else sums
     gathered, summed = (
         sheet.over_modes(in_modes(selective, "selective") + in_modes(full, "full"), sheet.slowest_row)
-        for selective, full in ((half, half), (some, sums))
+        for selective, full in ((some_gathers, half), (some_sums, sums))
     )
     both = sheet.slowest.number(shapes.collectives)  # of the forward pass half, of the backward pass half
     gathers, scatters, rounds = both + gathered + second_gathers(sheet), both + summed, sheet.passes_made
@@ -125,7 +130,8 @@ def expert_passes(sheet: Sheet) -> Floats:
     Selective recompute that keeps products brings their inputs to them again, and their results to the token's own
     rank, where they are weighed; none of it where attention's core alone is computed again.
     """
-    modes = ("full",) if sheet.context.software.selective_is_attention else AGAIN
+    software = sheet.context.software
+    modes = AGAIN if software.selective_routes and not software.selective_is_attention else ("full",)
     return 4 + 2 * repeated_share(sheet, "routed_elements", modes)
 
 

@@ -167,6 +167,9 @@ TORCHTITAN = Software(
     "torchtitan",
     classes=(3,),
     selective_products=0.5,
+    # `_op_sac_save_list` of its models' parallelize.py has `aten.mm`, attention, reduce-scatters and maxima, and no
+    # `aten._grouped_mm`: of a mixture all that experts give is computed again (read 2026-11-28).
+    selective_grouped=False,
     selective_sums=True,
     splits_root=True,
     logit_share=EAGER_LOGITS,
@@ -271,6 +274,29 @@ ENGINES = ("torchtitan", "maxtext", "megatron-deepspeed", "megatron-bridge", "ne
 # They train modules of Hugging Face's transformers, whose kernels are separate, by DeepSpeed or FSDP.
 AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl", "llama-factory", "unsloth", "optimum",
                        "xtuner", "ms-swift")  # fmt: skip
+
+
+def with_modules(program: Software, modules: tuple[str, ...]) -> Software:
+    """Return the conventions where selective recompute is of these modules, and not of attention's core.
+
+    What products and attention give is kept then, as by torch's policies, and no collective is repeated; where a whole
+    mixture is computed again, its experts' results are not, and tokens are sent to them again.
+
+    Example: "norm, act" of Megatron-LM keeps the outputs of its products, and neither norms nor activations.
+    """
+    if not program.selective_is_attention or not modules or "core" in modules:
+        return program
+    whole = "experts" in modules
+    return replace(
+        program, selective_is_attention=False, selective_products=1.0, selective_collectives=False,
+        selective_grouped=not whole, selective_routes=whole,
+    )  # fmt: skip
+
+
+def is_around_transformers(name: str) -> bool:
+    """Return whether a program trains modules of Hugging Face's transformers as they are."""
+    word = "-".join(name.lower().replace("_", " ").split())
+    return word not in PROGRAMS and any(sign in word for sign in AROUND_TRANSFORMERS)
 
 
 def program_of(name: str, sharding: str) -> tuple[Software, str]:

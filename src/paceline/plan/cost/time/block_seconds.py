@@ -267,6 +267,8 @@ class BlockSeconds:
             some = attention + moved / self.columns.tp[:, None]
         else:
             kept = self.context.software.selective_products if "products" in save else 0.0
+            if not self.context.software.selective_grouped:
+                kept = kept * (1 - shapes["routed_flops"] / np.maximum(shapes["matmul_flops"], 1.0))
             some = some + (1 - kept) * self.product_seconds
             is_kept = self.context.software.selective_attention and "attention" in save
             some = some + (0.0 if is_kept else attention)
