@@ -18,7 +18,6 @@ from paceline.errors import DataError
 from paceline.plan.cost.constants import constants_text, read_constants
 from paceline.plan.cost.power_limit import pooled
 
-
 SIZES = (512, 1024, 2048, 4096)
 
 

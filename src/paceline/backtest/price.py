@@ -168,7 +168,7 @@ def in_groups(cases: Sequence[Case]) -> list[Alike]:
 def contexts_of(
     cases: Sequence[Case], constants: Constants, groups: Sequence[Alike] | None = None
 ) -> list[tuple[PricedTask, list[int]]]:
-    """Return the contexts that cases are priced in, each with the places of its cases; `groups` are theirs, if known."""
+    """Return the contexts that cases are priced in, each with the places of its cases; `groups` are theirs."""
     return [
         (PricedTask(alike.first.profile, alike.first.cluster, alike.first.batch_samples, 1, software=alike.software,
                     constants=constants), alike.places)
