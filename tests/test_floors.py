@@ -110,10 +110,9 @@ def called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def imports_of(module: str) -> list[Import]:
+def imports_of(tree: ast.Module, module: str) -> list[Import]:
     """Return the module's imports of anything, in order."""
-    path = SOURCES[module]
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
     found: list[Import] = []
 
     def visit(node: ast.AST, at_module_level: bool) -> None:
@@ -142,14 +141,14 @@ def imports_of(module: str) -> list[Import]:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             visit(child, at_module_level and not inside)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    visit(tree, True)
     return found
 
 
 @functools.cache
-def all_imports() -> dict[str, list[Import]]:
+def all_imports() -> dict[str, tuple[Import, ...]]:
     """Return the imports of every module; not before a test asks, since every worker imports this file."""
-    return {module: imports_of(module) for module in SOURCES}
+    return {module: contents(path).imports for module, path in SOURCES.items()}
 
 
 def floor_of(module: str) -> float:
@@ -248,41 +247,109 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
 
 
 LONGEST_FUNCTION_LINES = 70  # a screen, and a little more for some that tell a story; the number may only fall
+SHORT_BODY = 21  # nodes of a syntax tree: a body of fewer is no thought of its own
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield every function of the package with its place."""
-    for module, path in SOURCES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{module}:{node.lineno} {node.name}", node
+@dataclass(frozen=True)
+class Function:
+    """A function of the package: its place, its text, and what its arguments and its body are made of."""
+
+    name: str
+    lines: int
+    text: str
+    shape: int  # of the kinds of nodes in their order: functions that are written twice have the same one
+    nodes: int
+
+    def spelled(self) -> str:
+        """Return its arguments and its body without docstring, however they are indented."""
+        within = ast.parse(f"if True:\n{self.text}" if self.text[0].isspace() else f"if True: pass\n{self.text}")
+        node = next(each for each in ast.walk(within) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+        return ast.dump(node.args) + "".join(map(ast.dump, body_of(node)))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the tests ask of a file's code, from one walk through it."""
+
+    imports: tuple[Import, ...]  # of a module of the package
+    functions: tuple[Function, ...]
+    constants: tuple[tuple[str, str], ...]  # the public ones at its top, each with its value as the file spells it
+    defined: frozenset[str]  # functions without decorators and classes at its top
+    used: frozenset[str]  # names that it uses, and those that it spells as text
+    read: frozenset[str]  # names that it reads
+    named: frozenset[tuple[str | None, str]]  # what it takes from modules, and attributes of anything
+
+
+def body_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node) is not None else node.body
+
+
+@functools.cache
+def contents(path: Path) -> Contents:
+    """Return what a file's code holds, which is parsed once for all tests."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    module = module_name(path) if path.is_relative_to(ROOT) else ""
+    lines, functions = text.split("\n"), list[Function]()
+    used, read, named = set[str](), set[str](), set[tuple[str | None, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+            if isinstance(node.ctx, ast.Load):
+                read.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+            named.add(("", node.attr))
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str):
+                used.update(re.split(r"[.:]", node.value)[-1:])
+                if node.value.isupper():
+                    named.add(("", node.value))  # for getattr
+        elif isinstance(node, ast.ImportFrom):
+            used.update(alias.name for alias in node.names)
+            named.update((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            kinds = [type(part) for whole in body_of(node) for part in ast.walk(whole)]
+            own = lines[node.lineno - 1 : node.end_lineno]
+            name = f"{module}:{node.lineno} {node.name}"
+            functions.append(Function(name, len(own), "\n".join(own), hash(tuple(kinds)), len(kinds)))
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+               if not node.decorator_list or isinstance(node, ast.ClassDef)}  # fmt: skip
+    imports = tuple(imports_of(tree, module)) if module else ()
+    return Contents(imports, tuple(functions), tuple(constants(tree)), frozenset(defined), frozenset(used),
+                    frozenset(read), frozenset(named))  # fmt: skip
+
+
+def functions() -> Iterator[Function]:
+    """Yield every function of the package."""
+    for path in SOURCES.values():
+        yield from contents(path).functions
 
 
 def test_a_function_fits_a_screen() -> None:
-    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions()}
+    lines = {function.name: function.lines for function in functions()}
+    assert len(lines) > 5000
     assert {name: count for name, count in lines.items() if count > LONGEST_FUNCTION_LINES} == {}
-
-
-SHORT_BODY = 21  # nodes of a syntax tree: a body of fewer is no thought of its own
 
 
 def test_no_function_is_written_twice() -> None:
     """The same arguments and the same body under any two names are one thing, and stand in one place."""
+    alike: dict[int, list[Function]] = {}
+    for function in functions():
+        if function.nodes >= SHORT_BODY:
+            alike.setdefault(function.shape, []).append(function)
     twins: dict[str, list[str]] = {}
-    for name, node in functions():
-        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        if sum(1 for part in body for _ in ast.walk(part)) >= SHORT_BODY:
-            key = ast.dump(node.args) + "".join(map(ast.dump, body))
-            twins.setdefault(key, []).append(name)
+    for function in (each for several in alike.values() if len(several) > 1 for each in several):
+        twins.setdefault(function.spelled(), []).append(function.name)
     assert [names for names in twins.values() if len(names) > 1] == []
 
 
 COINCIDENCES = {"CODES", "LOSS", "MEMORY", "WHOLE"}  # constants of one name and one value that are two things
 
 
-def constants(module: str) -> Iterator[tuple[str, str]]:
+def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield the public constants at the top of a file, each with its value as the file spells it."""
-    for node in ast.parse(SOURCES[module].read_text(encoding="utf-8")).body:
+    for node in tree.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -298,8 +365,8 @@ def constants(module: str) -> Iterator[tuple[str, str]]:
 def test_no_constant_is_written_twice() -> None:
     """What two files must agree on stands in one of them: the other one imports it. Mere numbers may meet by chance."""
     of: dict[tuple[str, str], list[str]] = {}
-    for module in SOURCES:
-        for name, value in constants(module):
+    for module, path in SOURCES.items():
+        for name, value in contents(path).constants:
             if not re.fullmatch(r"\d[\d.e*<+ -]*", value):
                 of.setdefault((name, value), []).append(module)
     again = {name: modules for (name, value), modules in of.items() if len(modules) > 1}
@@ -342,34 +409,14 @@ def test_what_the_type_checker_does_not_look_at_becomes_less(pattern: str) -> No
 FOR_TESTS = {"fit_file", "from_hf_state", "initial_tensor", "metric_names", "to_hf_state", "undeclared"}
 
 
-def names_used(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file's code uses, and those that it spells as text."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.ImportFrom):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.split(r"[.:]", node.value)[-1:]
-
-
 def test_nothing_is_there_that_nobody_uses() -> None:
     """Every function and class at the top of a file is used in the package, by a benchmark, or shown on a page."""
     repository = Path(__file__).parents[1]
     pages = [path.read_text(encoding="utf-8") for path in (repository / "docs").rglob("*.md") if path.name != "log.md"]
     scripts = [path for folder in ("benchmarks", "docs", "examples") for path in (repository / folder).rglob("*.py")]
-    used, defined = {word for page in pages for word in re.findall(r"\w+", page)}, set()
-    for path in [*SOURCES.values(), *scripts]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        used.update(names_used(tree))
-        defined |= {
-            node.name
-            for node in (tree.body if path not in scripts else ())
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            if not node.decorator_list or isinstance(node, ast.ClassDef)
-        }
+    used = {word for page in pages for word in re.findall(r"\w+", page)}
+    used.update(*(contents(path).used for path in [*SOURCES.values(), *scripts]))
+    defined = set().union(*(contents(path).defined for path in SOURCES.values()))
     assert defined - used - {"__getattr__", "__dir__"} == FOR_TESTS
 
 
@@ -379,20 +426,10 @@ FOR_READERS = {"KINDS", "LINES"}  # constants that a docstring points to, and te
 def test_no_constant_is_there_that_nobody_reads() -> None:
     """Each constant at the top of a file is read in the file or imported from it."""
     scripts = list((Path(__file__).parents[1] / "docs").rglob("*.py"))
-    named: set[tuple[str | None, str]] = set()  # what is taken from modules, and attributes of anything
+    named = set[tuple[str | None, str]]().union(*(contents(path).named for path in [*SOURCES.values(), *scripts]))
     unread: list[str] = []
-    for path in [*SOURCES.values(), *scripts]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                named |= {(node.module, alias.name) for alias in node.names}
-            elif isinstance(node, ast.Attribute):
-                named.add(("", node.attr))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isupper():
-                named.add(("", node.value))  # for getattr
     for module, path in SOURCES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        own = {name for name, _ in constants(module)} - read
+        own = {name for name, _ in contents(path).constants} - contents(path).read
         unread += [f"{module}.{name}" for name in own if not {(module, name), ("", name)} & named]
     assert {name for name in unread if name.rpartition(".")[2] not in FOR_READERS} == set()
 

@@ -29,7 +29,8 @@ from paceline.patience import Patience
 LOOK_SECONDS = 1.0  # between two looks at the load, while ranks are waited for
 COLLECTIVE_LIMIT = timedelta(hours=3)  # never reached: who waits for the ranks knows how loaded the machine is
 TIMEOUT_SECONDS = 60.0
-PRELOADED = ["pytest", "tests_shared", "warm"]  # the last says that all is there
+# What ranks import again with the file of their test; the last says that all is there.
+PRELOADED = ["pytest", "hypothesis", "tests_shared", "transformers.models.llama.modeling_llama", "warm"]
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
 FIRST_SEED = 67280421310721  # of torch's generator before anybody seeds it

@@ -10,10 +10,11 @@ import numpy as np
 from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.pricing import forward_backward_components
-from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.time.axes import axis_components, bubble_components
 from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.network import network_components
+from paceline.plan.search.search import SearchResult
 from paceline.spec.cluster import Cluster, Device, Figure, Link
 from paceline.spec.forecast import Term
 from paceline.spec.layout import Layout, accumulation_for
@@ -88,6 +89,12 @@ def plan(layout: Layout, micro_batch: int = 1, batch: int = 64, **changes: objec
     accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
     base = Plan(layout, 3, micro_batch, accumulation, batch, "none", "fp32")
     return dataclasses.replace(base, **changes)
+
+
+def plans_of(result: SearchResult) -> list[Plan]:
+    """Return the plans that fit, best first, without their prices: a candidate's has each term in words."""
+    sheet = Sheet(result.candidates.context, result.candidates.columns)
+    return [sheet.plan(place) for place in range(len(sheet.columns))]
 
 
 def compute_terms(context: PricedTask, chosen: Plan) -> tuple[Term, ...]:

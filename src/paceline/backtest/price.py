@@ -164,21 +164,35 @@ def _with_narrow_state(software: Software, notes: str) -> Software:
     return replace(narrow, weight_bytes=2, gradient_bytes=2, reduce_bytes=2) if "weights" in said[1] else narrow
 
 
-def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[PricedTask, list[int]]]:
-    """Return the contexts that cases are priced in, each with the places of its cases."""
-    found: dict[tuple[object, ...], tuple[PricedTask, list[int]]] = {}
+@dataclass(frozen=True)
+class Alike:
+    """Cases that are priced in one context: the first of them, the program that ran all, and their places."""
+
+    first: Case
+    software: Software
+    places: list[int]
+
+
+def in_groups(cases: Sequence[Case]) -> list[Alike]:
+    """Return cases by the contexts that they are priced in, whatever the constants are."""
+    found: dict[tuple[object, ...], Alike] = {}
     for place, case in enumerate(cases):
-        software, precision = software_of(case), case.plans[0].precision
-        first = case.plans[0]
+        first, software = case.plans[0], software_of(case)
         machine = (id(case.profile), id(case.cluster), case.batch_samples)
-        key = (*machine, software, precision, first.compile, first.offload)
-        if key not in found:
-            context = PricedTask(
-                case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants
-            )
-            found[key] = (context, [])
-        found[key][1].append(place)
+        key = (*machine, software, first.precision, first.compile, first.offload)
+        found.setdefault(key, Alike(case, software, [])).places.append(place)
     return list(found.values())
+
+
+def contexts_of(
+    cases: Sequence[Case], constants: Constants, groups: Sequence[Alike] | None = None
+) -> list[tuple[PricedTask, list[int]]]:
+    """Return the contexts that cases are priced in, each with the places of its cases; `groups` are theirs."""
+    return [
+        (PricedTask(alike.first.profile, alike.first.cluster, alike.first.batch_samples, 1, software=alike.software,
+                    constants=constants), alike.places)
+        for alike in (in_groups(cases) if groups is None else groups)
+    ]  # fmt: skip
 
 
 def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> list[Priced | str]:
@@ -252,10 +266,10 @@ def _workspaces(case: Case) -> float:
     return workspace_bytes(case.cluster.device.name, case.row.notes, layers)
 
 
-def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
-    """Return the seconds per step of every case's first plan."""
+def seconds_of_cases(cases: Sequence[Case], constants: Constants, groups: Sequence[Alike] | None = None) -> Floats:
+    """Return the seconds per step of every case's first plan; `groups` are those of the cases, if they are known."""
     found = np.full(len(cases), math.nan)
-    for context, places in contexts_of(cases, constants):
+    for context, places in contexts_of(cases, constants, groups):
         sheet = context.sheet(*(cases[place].plans[0] for place in places))
         found[places] = pricing.total(pricing.time_components(sheet))
     return found

@@ -22,12 +22,15 @@ from paceline.spec.journal.steady import Step, unsteady
 from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
-COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
-           "tokens_per_second", "peak_bytes", "waiting_seconds", *SECONDS)  # fmt: skip
+OWN_COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
+               "tokens_per_second", "peak_bytes", "waiting_seconds")  # fmt: skip
+COLUMNS = (*OWN_COLUMNS, *SECONDS)
 
 
 def number(value: Any) -> float | None:
     """Return the value as a finite float; None where it is missing, not a number, NaN or infinite."""
+    if type(value) is float:  # as nearly all of a long journal are
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -108,9 +111,9 @@ NO_START = read(RunStarted, {})
 
 def row_of(record: StepRecord, attempt: int, step: float) -> list[float]:
     """Return a step as a row of COLUMNS."""
-    values = {**vars(record), **{name: record.seconds.get(name) for name in SECONDS}, "attempt": attempt, "step": step}
-    found = [number(values[name]) for name in COLUMNS]
-    return [math.nan if value is None else value for value in found]
+    values = {**vars(record), "attempt": attempt, "step": step}
+    found = [*map(values.__getitem__, OWN_COLUMNS), *map(record.seconds.get, SECONDS)]
+    return [math.nan if (known := number(value)) is None else known for value in found]
 
 
 def gather(lines: Iterable[Mapping[str, object]]) -> Records:

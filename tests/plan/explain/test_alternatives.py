@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plan_examples import cluster, opened, profile
+from plan_examples import cluster, opened, plans_of, profile
 
 from paceline.plan.explain.alternatives import alternatives
 from paceline.plan.explain.difference import difference, plan_options
@@ -59,23 +59,23 @@ def test_the_terms_are_those_that_differ_most() -> None:
 def test_a_side_that_does_not_fit_names_what_came_nearest() -> None:
     result = found(1.6e8)
     told = {alternative.choice: alternative for alternative in alternatives(result) if alternative.plan is None}
-    large = [refusal for refusal in result.refused if "needs up to" in refusal.because]
     assert told
     for choice, alternative in told.items():
+        large = (refusal for refusal in result.refused if "needs up to" in refusal.because)
         nearest = next(refusal for refusal in large if has(choice, refusal.plan) != has(choice, result.best.plan))
         assert alternative.because == f"{nearest.plan} {nearest.because}"
 
 
 def test_a_side_beyond_a_deadline_says_so() -> None:
     free = found()
-    limit = 10 * min(c.forecast.step_seconds.value for c in free.candidates if c.plan.layout.tp > 1) * 0.999
+    limit = 10 * free.candidates.values.time[free.candidates.columns.tp > 1].min() * 0.999
     result = found(deadline=Seconds(limit))
     tensor = next(alternative for alternative in alternatives(result) if alternative.choice == "tp")
     assert tensor.plan is None and "deadline" in tensor.because
 
 
 def test_differences_name_what_is_not_the_same() -> None:
-    candidates = [candidate.plan for candidate in found().candidates]
+    candidates = plans_of(found())
     best = candidates[0]
     assert difference(best, best) == "the same plan"
     for other in candidates[1:200]:

@@ -142,7 +142,7 @@ def test_trying_has_its_price(large: Planned) -> None:
 
 
 def test_all_needs_what_it_adds_to(capsys: pytest.CaptureFixture[str]) -> None:
-    words: list[Any] = [part for word in LARGE for part in ("--set", word)]
+    words: list[Any] = [part for word in (*LARGE, "cluster.devices=8") for part in ("--set", word)]
     assert main(["plan", *words, "--all"]) == 2
     capsys.readouterr()
     assert main(["plan", *words, "--explain"]) == 0

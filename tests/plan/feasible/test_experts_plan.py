@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from plan_examples import cluster
+from plan_examples import cluster, plans_of
 
 from paceline.errors import DoesNotFit
 from paceline.plan.feasible.experts import refusal
@@ -42,19 +42,19 @@ def test_the_profile_counts_all_parameters_and_those_a_token_passes(name: str) -
 def test_the_search_opens_the_axis_for_models_with_experts_only() -> None:
     constraints = PlanSpec(dp_shard=4)
     found = search(profile_of("moe-2m"), cluster(4), constraints, batch_samples=32, steps=10)
-    assert {candidate.plan.layout.ep for candidate in found.candidates} == {1, 2, 4}
+    assert {each.layout.ep for each in plans_of(found)} == {1, 2, 4}
     spread = next(c for c in found.candidates if c.plan.layout.ep == 4)
     assert any(term.name == "expert all-to-all" and term.value > 0 for term in spread.forecast.time)
     config = dataclasses.replace(NAMED_SIZES["llama-1m"], vocab=257, max_seq=512)
     plain = search(profile_decoder(config, 512), cluster(4), constraints, batch_samples=32, steps=10)
-    assert {candidate.plan.layout.ep for candidate in plain.candidates} == {1}
+    assert {each.layout.ep for each in plans_of(plain)} == {1}
     with pytest.raises(DoesNotFit, match="no experts"):
         search(profile_decoder(config, 512), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
 
 
 def test_the_search_prices_every_axis_and_product() -> None:
     found = search(profile_of("moe-2m"), cluster(8), PlanSpec(), batch_samples=32, steps=10)
-    layouts = {candidate.plan.layout for candidate in found.candidates}
+    layouts = {each.layout for each in plans_of(found)}
     for layout in (
         Layout(dp_shard=2, tp=2, pp=2, ep=2),
         Layout(cp=2, tp=2, pp=2, ep=2),
@@ -67,7 +67,7 @@ def test_the_search_prices_every_axis_and_product() -> None:
 
 def test_demanded_degrees_are_kept_or_refused_with_the_reason() -> None:
     found = search(profile_of("moe-2m"), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
-    assert all(candidate.plan.layout.ep == 2 for candidate in found.candidates)
+    assert all(each.layout.ep == 2 for each in plans_of(found))
     with pytest.raises(DoesNotFit, match=r"plan.ep = 3"):
         search(profile_of("moe-2m"), cluster(4), PlanSpec(ep=3), batch_samples=32, steps=10)
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from plan_examples import cluster, opened, profile
+from plan_examples import cluster, opened, plans_of, profile
 
 from paceline.plan.feasible import experts, tensor, torch_version
 from paceline.plan.feasible.stages import split_backward_refusal
@@ -87,7 +87,7 @@ def test_what_an_older_torch_lacks(
     for found, needed in zip(because, (ep, zero_bubble_needs), strict=True):
         assert (found is None) == (needed is None)
         assert found is None or (f"needs torch {needed}, " in found and "and torch 2.1" in found)
-    plans = [c.plan for c in search(mixture, cluster(8), PlanSpec(), batch_samples=64, steps=10).candidates]
+    plans = plans_of(search(mixture, cluster(8), PlanSpec(), batch_samples=64, steps=10))
     assert {plan.layout.ep for plan in plans} == ({1} if ep else {1, 2, 4, 8})
     assert ("zero-bubble" in {plan.schedule for plan in plans}) == (zero_bubble_needs is None)
 

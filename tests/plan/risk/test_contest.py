@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from plan_examples import cluster, opened, profile
+from plan_examples import cluster, opened, plans_of, profile
 
 from paceline.plan.cost.components import cause_seconds
 from paceline.plan.risk.contest import (
@@ -89,7 +89,7 @@ def test_a_search_has_a_contest_of_kinds_of_plan() -> None:
         "drawn alike each time"
     )
     settings = settings_of(result.candidates.columns)
-    places = {candidate.plan: place for place, candidate in enumerate(result.candidates)}
+    places = {chosen: place for place, chosen in enumerate(plans_of(result))}
     kinds = [tuple(settings[places[contender.plan]]) for contender in found.contenders]
     assert len(set(kinds)) == len(kinds)
     for one, other in itertools.combinations(found.contenders, 2):

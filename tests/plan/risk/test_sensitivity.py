@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from plan_examples import cluster, measured
+from plan_examples import cluster, measured, plans_of
 from tests_shared import VOCAB, PaddedText
 
 from paceline.cluster.vary import varied_figures
@@ -50,7 +50,7 @@ def searched(planned: Planned, where: Cluster, batch: int = 0) -> SearchResult:
 def behind(planned: Planned, where: Cluster) -> float:
     """Return how far the chosen plan is behind the best of a complete search elsewhere; infinity where it is not."""
     found = searched(planned, where)
-    places = [place for place, candidate in enumerate(found.candidates) if candidate.plan == planned.plan]
+    places = [place for place, chosen in enumerate(plans_of(found)) if chosen == planned.plan]
     return float(found.candidates.scores[places[0]] / found.candidates.scores.min()) if places else math.inf
 
 

@@ -8,7 +8,7 @@ import math
 import time
 
 import pytest
-from plan_examples import cluster, opened, profile
+from plan_examples import cluster, opened, plans_of, profile
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
@@ -47,7 +47,7 @@ def h100(devices: int):
 
 
 def test_every_axis_that_is_open_is_tried_and_multiplies_to_the_devices() -> None:
-    plans = [candidate.plan for candidate in found().candidates]
+    plans = plans_of(found())
     used = {axis for chosen in plans for axis in MESH_ORDER if getattr(chosen.layout, axis) > 1}
     assert used == set(MESH_ORDER) and all(chosen.layout.devices == 8 for chosen in plans)
     assert all(chosen.layout.ep == 1 for chosen in plans)
@@ -58,13 +58,13 @@ def test_every_axis_that_is_open_is_tried_and_multiplies_to_the_devices() -> Non
 @pytest.mark.parametrize("axis", ["cp", "tp", "pp"])
 def test_opening_one_axis_is_all_it_takes(axis: str) -> None:
     result = found(opened(profile(8), axis))
-    used = {a for c in result.candidates for a in ("cp", "tp", "pp", "ep") if getattr(c.plan.layout, a) > 1}
+    used = {a for each in plans_of(result) for a in ("cp", "tp", "pp", "ep") if getattr(each.layout, a) > 1}
     assert used == {axis}
     assert [r.because for r in result.refused].count("no rules") == 3
 
 
 def test_experts_are_spread_where_there_are_some() -> None:
-    spread = {c.plan.layout.ep for c in found(MIXTURE).candidates}
+    spread = {each.layout.ep for each in plans_of(found(MIXTURE))}
     assert spread == {1, 2, 4, 8}
 
 
@@ -73,7 +73,7 @@ def test_limits_are_refused_once_by_name() -> None:
     because = [refusal.because for refusal in result.refused]
     assert because.count("4 key/value heads cannot be shared by tp = 8: it must divide 4") == 1
     assert sum("blocks are fewer than 16 pipeline stages" in text for text in because) == 1
-    assert all(c.plan.layout.tp <= 4 and c.plan.layout.pp <= 8 for c in result.candidates)
+    assert all(each.layout.tp <= 4 and each.layout.pp <= 8 for each in plans_of(result))
 
 
 def test_a_limit_of_a_whole_layout_is_asked_about_every_composition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,14 +83,13 @@ def test_a_limit_of_a_whole_layout_is_asked_about_every_composition(monkeypatch:
     monkeypatch.setattr(refusals, "LAYOUT_REFUSALS", (*refusals.LAYOUT_REFUSALS, never_both))
     result = found()
     assert [refusal.because for refusal in result.refused].count("tp and cp do not mix") == 1
-    layouts = {candidate.plan.layout for candidate in result.candidates}
+    layouts = {each.layout for each in plans_of(result)}
     assert any(x.tp > 1 for x in layouts) and any(x.cp > 1 for x in layouts)
     assert not any(min(x.tp, x.cp) > 1 for x in layouts)
 
 
 def test_a_pipeline_gets_enough_micro_batches_and_a_split() -> None:
-    for candidate in found(batch=24).candidates:
-        chosen = candidate.plan
+    for chosen in plans_of(found(batch=24)):
         if chosen.layout.pp > 1:
             assert chosen.accumulation >= chosen.layout.pp
             assert sum(chosen.stages) == 8 and len(chosen.stages) == chosen.layout.pp * chosen.virtual_stages
@@ -113,7 +112,7 @@ def test_a_pipeline_gets_enough_micro_batches_and_a_split() -> None:
 )
 def test_constraints_are_kept(changes: dict, check) -> None:
     result = found(**changes)
-    assert result.candidates and all(check(candidate.plan) for candidate in result.candidates)
+    assert result.candidates and all(map(check, plans_of(result)))
 
 
 def test_what_is_demanded_and_cannot_be_had() -> None:
@@ -185,10 +184,12 @@ def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
 
 def test_what_is_listed_is_what_was_ranked() -> None:
     result = found(devices=8, batch=16)
-    assert [c.plan for c in result.candidates][5] == result.candidates[5].plan == result.candidates[5:6][0].plan
+    listed = list(result.candidates)
+    assert [each.plan for each in listed] == plans_of(result)
+    assert listed[5] == result.candidates[5] == result.candidates[5:6][0]
     seconds, busy = step_seconds(result.candidates.context, result.candidates.columns)
     assert busy_share(result.best.forecast.time) == pytest.approx(busy[0], rel=1e-12)
-    assert [c.forecast.step_seconds.value for c in result.candidates] == pytest.approx(list(seconds), rel=1e-12)
+    assert [each.forecast.step_seconds.value for each in listed] == pytest.approx(list(seconds), rel=1e-12)
 
 
 def test_layouts_are_each_there_once() -> None:

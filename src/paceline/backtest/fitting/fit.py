@@ -19,7 +19,14 @@ from typing import TypeVar, cast
 import numpy as np
 
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
-from paceline.backtest.price import Priced, allocated_and_kept, price_cases, seconds_of_cases, software_of
+from paceline.backtest.price import (
+    Priced,
+    allocated_and_kept,
+    in_groups,
+    price_cases,
+    seconds_of_cases,
+    software_of,
+)
 from paceline.backtest.rows import Case, Reader, with_one_micro_batch
 from paceline.backtest.schema import CollectiveRow, StepRow
 from paceline.backtest.step_parts import compare_collectives
@@ -254,7 +261,12 @@ def _part(table: MeasuredTable, reader: Reader) -> FittedTable | None:
     if not cases:
         return None
     generations = frozenset(family_of(case.cluster.device.name) for case in cases)
-    return FittedTable(table.file, lambda constants: _time_misses(cases, constants), generations, tuple(cases))
+    measured, groups = np.array([case.step_seconds for case in cases], dtype=np.float64), in_groups(cases)
+
+    def missed_by(constants: Constants) -> Floats:
+        return np.log(seconds_of_cases(cases, constants, groups) / measured)
+
+    return FittedTable(table.file, missed_by, generations, tuple(cases))
 
 
 def _settled(cases: Sequence[Case]) -> list[Case]:
@@ -288,11 +300,6 @@ def _held(table: MeasuredTable, reader: Reader) -> list[Case]:
 def _thinned(items: list[Item]) -> list[Item]:
     """Return at most ROWS_PER_FILE of the items, evenly spread."""
     return items[:: -(-len(items) // ROWS_PER_FILE)] if items else []
-
-
-def _time_misses(cases: Sequence[Case], constants: Constants) -> Floats:
-    measured = np.array([case.step_seconds for case in cases], dtype=np.float64)
-    return np.log(seconds_of_cases(cases, constants) / measured)
 
 
 def _memory_misses(cases: Sequence[Case], constants: Constants) -> Floats:

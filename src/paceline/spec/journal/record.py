@@ -22,6 +22,7 @@ Words = tuple[str, ...]
 Tables = tuple[Table, ...]
 Ids = tuple[int, ...]
 Some = TypeVar("Some", bound="Record")
+EXACT = 2**53  # up to here every whole number is a float
 LATEST = 253_370_764_800.0  # the first day of the year 9999, by UTC
 MOMENTS = ("began", "goes_on")  # further fields that are moments, of all kinds of records
 
@@ -112,6 +113,8 @@ def now(record: Some) -> Some:
 
 def number(value: Any) -> float | None:
     """Return a number, NaN and infinities included; None for anything else."""
+    if type(value) is float:  # as nearly all of a long journal are
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return float(value) if value in ("nan", "inf", "-inf") else None
     try:
@@ -134,6 +137,8 @@ def plain_mean(values: Iterable[float]) -> float:
 
 def whole(value: object) -> int | None:
     """Return a whole number; None for anything else."""
+    if type(value) is int and -EXACT <= value <= EXACT:
+        return value
     known = number(value)
     return None if known is None or not math.isfinite(known) else int(known)
 

@@ -33,10 +33,8 @@ def test_the_answer_does_not_depend_on_how_it_is_asked(samples: int, block: int,
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**63), st.integers(1, 3000), st.integers(0, 2**20))
 def test_the_inverse_finds_the_place(seed: int, size: int, drawn: int) -> None:
-    key = keyed(seed, np.zeros(1, dtype=np.uint64))
-    value = drawn % size
-    found = permuted(key, np.array([place_of(key, value, size)], dtype=np.uint64), size)
-    assert int(found[0]) == value
+    keys, value = keyed(seed, np.arange(4, dtype=np.uint64)), drawn % size
+    assert (permuted(keys, place_of(keys, value, size).astype(np.uint64), size) == value).all()
 
 
 @pytest.mark.parametrize(("samples", "block", "window"), [(10_000, 64, 4), (9_999, 64, 4), (1_003, 100, 3)])

@@ -23,6 +23,7 @@ from paceline.task.data.order.permutation import keyed, mix64, permuted, sample_
 OF_BUCKETS = 0x3C79AC492BA7B653  # sets the keys of buckets apart from those of epochs
 GOLDEN_PART = 0.6180339887498949  # 1 / golden ratio
 KEPT_WINDOWS = 2  # plans at hand: a batch may straddle two
+KEPT_SAMPLES = 1 << 16  # in plans at hand, where windows are small: a batch may hold several epochs
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,6 +37,7 @@ class BucketedOrder:
         self._lengths, self.samples = np.asarray(lengths), len(lengths)
         self.bucket, self.window = bucket, max(window // bucket, 1) * bucket
         self._windows = max(1, -(-self.samples // self.window))
+        self._kept = max(KEPT_WINDOWS, KEPT_SAMPLES // max(1, min(self.window, self.samples)))
         self._plans: OrderedDict[tuple[int, int, int], Ints] = OrderedDict()
 
     def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> Ints:
@@ -77,7 +79,7 @@ class BucketedOrder:
         if plan is None:
             plan = self._planned(seed, epoch, window, begins)
             plans[name] = plan
-            while len(plans) > KEPT_WINDOWS:
+            while len(plans) > self._kept:
                 plans.popitem(last=False)
         return plan
 

@@ -71,11 +71,11 @@ def permuted(keys: Unsigned, index: Unsigned, size: int) -> Unsigned:
     return found
 
 
-def place_of(key: Unsigned, value: int, size: int) -> int:
-    """Return the index that `permuted` sends to `value` under one key: its inverse."""
-    found = _feistel_back(value, int(key[0]), size)
-    while found >= size:
-        found = _feistel_back(found, int(key[0]), size)
+def place_of(keys: Unsigned, value: int, size: int) -> npt.NDArray[np.int64]:
+    """Return the index that `permuted` sends to `value` under each key: its inverse."""
+    found = _feistel_back(np.full(keys.size, value, dtype=np.int64), keys, size)
+    while (outside := np.flatnonzero(found >= size)).size:
+        found[outside] = _feistel_back(found[outside], keys[outside], size)
     return found
 
 
@@ -91,17 +91,17 @@ def _feistel(index: Unsigned, keys: Unsigned, samples: int) -> Unsigned:
     return row * np.uint64(columns) + column
 
 
-def _feistel_back(value: int, key: int, samples: int) -> int:
-    """Return the cell that `_feistel` sends to a cell, under one key."""
+def _feistel_back(values: npt.NDArray[np.int64], keys: Unsigned, samples: int) -> npt.NDArray[np.int64]:
+    """Return the cell that `_feistel` sends to each of some cells, each under a key of its own."""
     rows, columns = _rectangle(samples)
-    row, column = divmod(value, columns)
-    round_keys = _round_keys(np.array([key], dtype=np.uint64), samples)
+    row, column = np.divmod(values, columns)
+    round_keys = _round_keys(keys, samples)
     for turn in reversed(range(len(round_keys))):
         if turn % 2 == 0:
-            row = (row - int(_drawn(np.array([column], dtype=np.uint64), round_keys[turn], np.uint64(rows))[0])) % rows
+            row = (row - _drawn(column.astype(np.uint64), round_keys[turn], np.uint64(rows)).astype(np.int64)) % rows
         else:
-            drawn = _drawn(np.array([row], dtype=np.uint64), round_keys[turn], np.uint64(columns))
-            column = (column - int(drawn[0])) % columns
+            drawn = _drawn(row.astype(np.uint64), round_keys[turn], np.uint64(columns))
+            column = (column - drawn.astype(np.int64)) % columns
     return row * columns + column
 
 

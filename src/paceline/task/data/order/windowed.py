@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from paceline.task.data.order.permutation import Unsigned, keyed, mix64, permuted, place_of
 
+Places = npt.NDArray[np.int64]
 WITHIN = 0x5851F42D4C957F2D  # sets the keys of windows apart from those of epochs
 
 
@@ -27,23 +28,24 @@ class WindowedOrder:
     block: int
     window: int
 
-    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def ids(self, seed: int, positions: Places) -> Places:
         """Return the sample at each position, in 0..samples-1; every epoch holds each once."""
         flat = np.ascontiguousarray(positions, dtype=np.int64).reshape(-1)
         if flat.size and int(flat.min()) < 0:
             raise ValueError(f"positions count from 0, not {int(flat.min())}")
         epochs, index = np.divmod(flat, self.samples)
-        found = np.empty(flat.size, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            here = np.flatnonzero(epochs == epoch)
-            found[here] = self._in_epoch(keyed(seed, np.array([epoch], dtype=np.uint64)), index[here])
+        if flat.size and epochs.min() == epochs.max():
+            found = self._in_epochs(keyed(seed, epochs[:1].astype(np.uint64)), np.zeros(1, dtype=np.int64), index)
+        else:
+            each, of = np.unique(epochs, return_inverse=True)
+            found = self._in_epochs(keyed(seed, each.astype(np.uint64)), of, index)
         return found.reshape(np.shape(positions))
 
-    def window_of(self, seed: int, position: int) -> npt.NDArray[np.int64]:
+    def window_of(self, seed: int, position: int) -> Places:
         """Return the blocks of the window that a position lies in, in the order of the epoch: what a reader fetches."""
         epoch, index = divmod(position, self.samples)
         key = keyed(seed, np.array([epoch], dtype=np.uint64))
-        window = int(self._windows(key, np.array([index]))[0][0])
+        window = int(self._windows(self._short(key), np.array([index]))[0][0])
         return self._blocks(key, np.arange(window * self.window, min((window + 1) * self.window, self._count)))
 
     @property
@@ -55,29 +57,40 @@ class WindowedOrder:
         """How many samples the last block lacks."""
         return self._count * self.block - self.samples
 
-    def _windows(self, key: Unsigned, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+    def _short(self, keys: Unsigned) -> Places:
+        """Return the place of the short block in the order of blocks of each epoch."""
+        return place_of(keys, self._count - 1, self._count)
+
+    def _windows(self, short: Places, index: Places) -> tuple[Places, Places]:
         """Return (window, place in it) of each index of an epoch. The window with the short block is shorter."""
         full = self.window * self.block
-        short = place_of(key, self._count - 1, self._count) // self.window
-        last = min((short + 1) * full, self._count * self.block) - self._lacking  # where the short window ends
+        last = np.minimum((short // self.window + 1) * full, self._count * self.block) - self._lacking  # where it ends
         shifted = index + np.where(index >= last, self._lacking, 0)
         return shifted // full, shifted % full
 
-    def _in_epoch(self, key: Unsigned, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        windows, places = self._windows(key, index)
+    def _in_epochs(self, keys: Unsigned, of: Places, index: Places) -> Places:
+        """Return the sample at each index of an epoch; `of` says under which of the epochs' keys, once or for each."""
+        short, keys = self._short(keys)[of], keys[of]
+        windows, places = self._windows(short, index)
+        blocks = np.minimum((windows + 1) * self.window, self._count) - windows * self.window  # of the window
+        has_short = windows == short // self.window
+        sizes = blocks * self.block - np.where(has_short, self._lacking, 0)
+        of_window = windows[:1] if keys.size == 1 and windows.size and windows.min() == windows.max() else windows
+        inside = mix64(keys + np.uint64(WITHIN) * (of_window + 1).astype(np.uint64))
         found = np.empty(index.size, dtype=np.int64)
-        for window in np.unique(windows):
-            here = np.flatnonzero(windows == window)
-            ranks = np.arange(window * self.window, min((window + 1) * self.window, self._count))
-            blocks = self._blocks(key, ranks)
-            is_short = blocks == self._count - 1
-            blocks = np.concatenate([blocks[~is_short], blocks[is_short]])  # the short one last
-            size = len(blocks) * self.block - (self._lacking if is_short.any() else 0)
-            inside = mix64(key + np.uint64((WITHIN * (int(window) + 1)) % 2**64))
-            place = permuted(inside, places[here].astype(np.uint64), size).astype(np.int64)
-            found[here] = blocks[place // self.block] * self.block + place % self.block
-        return found
+        for size in np.unique(sizes).tolist():  # a few: of full windows, the last one, and one with the short block
+            here = np.flatnonzero(sizes == size)
+            own = inside if inside.size == 1 else inside[here]
+            found[here] = permuted(own, places[here].astype(np.uint64), size).astype(np.int64)
+        block, within = np.divmod(found, self.block)
+        at = short % self.window  # the short block comes last of its window, the others move up
+        moved = np.where(block == blocks - 1, at, block + (block >= at))
+        return self._blocks(keys, windows * self.window + np.where(has_short, moved, block)) * self.block + within
 
-    def _blocks(self, key: Unsigned, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the blocks at these places of the epoch's order of blocks."""
-        return permuted(key, ranks.astype(np.uint64), self._count).astype(np.int64)
+    def _blocks(self, keys: Unsigned, ranks: Places) -> Places:
+        """Return the blocks at these places of an epoch's order of blocks, under one key or one for each."""
+        first, last = (int(ranks.min()), int(ranks.max())) if ranks.size else (0, 0)
+        if keys.size == 1 and last - first < ranks.size:  # each block once
+            near = np.arange(first, last + 1, dtype=np.uint64)
+            return permuted(keys, near, self._count).astype(np.int64)[ranks - first]
+        return permuted(keys, ranks.astype(np.uint64), self._count).astype(np.int64)
