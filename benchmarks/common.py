@@ -82,7 +82,8 @@ class TokenRows:
     """A source of `samples` rows of `seq_len` tokens, held in memory: walks with small steps, so there is a pattern."""
 
     def __init__(self, samples: int, seq_len: int, vocab: int, seed: int = 0) -> None:
-        self.samples, self.items_per_sample, self.vocab = samples, seq_len, vocab
+        self.samples, self.items_per_sample = samples, seq_len
+        self.vocab: int | None = vocab
         self.unit, self.fingerprint = "tokens", f"walks-{samples}-{seq_len}-{vocab}-{seed}"
         steps = np.random.default_rng(seed).integers(0, 3, (samples, seq_len + 1))
         walks = torch.from_numpy(steps.cumsum(axis=1) % vocab)

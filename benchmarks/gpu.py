@@ -180,7 +180,7 @@ def by_hand(job: Job, folder: str) -> Measured:
     device = torch.device(job.device, 0) if job.device == "cuda" else torch.device("cpu")
     source = job.source()
     spec = paceline.ModelSpec(job.model, layers=job.layers)
-    model: Any = build_model(spec, source.vocab, job.seq_len, SEED, device=str(device)).train()
+    model: Any = build_model(spec, int(source.vocab or 0), job.seq_len, SEED, device=str(device)).train()
     weights = [parameter.detach().clone() for parameter in model.parameters()]  # fp32
     model.to(torch.bfloat16)
     for layer in model.layers:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -190,7 +191,7 @@ def lost_node(case: str, ranks: int, folder: Path) -> dict[str, float] | None:
         nodes.append(subprocess.Popen(
             [sys.executable, "-m", "paceline", "train", str(spec), *place, *words], stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: f"{folder}-{node}"},
-            preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
+            preexec_fn=functools.partial(os.sched_setaffinity, 0, own),
         ))  # fmt: skip
     try:
 
@@ -317,8 +318,8 @@ def main() -> None:
     chosen = parser.parse_args()
     rounds, ranks = (1, 2) if chosen.quick else (chosen.rounds, chosen.ranks)
     contenders: dict[str, Callable[[Path], dict[str, float] | None]] = {
-        **{name: (lambda folder, name=name: paceline(name, ranks, folder)) for name in RUNGS},
-        **{name: (lambda folder, name=name: lost_node(name, ranks, folder)) for name in LOST_NODES},
+        **{name: functools.partial(paceline, name, ranks) for name in RUNGS},
+        **{name: functools.partial(lost_node, name, ranks) for name in LOST_NODES},
         "cold": lambda folder: cold(ranks, folder),
         "torchrun": lambda folder: torchrun(ranks, folder),
         "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
@@ -327,7 +328,7 @@ def main() -> None:
     if "ray" in pythons:
         contenders["Ray Train"] = lambda folder: ray(pythons["ray"], ranks, folder)
     for name, silence in SILENCE.items() if "torchft" in pythons else ():
-        contenders[name] = lambda folder, silence=silence: torchft(pythons["torchft"], silence, ranks, folder)
+        contenders[name] = functools.partial(torchft, pythons["torchft"], silence, ranks)
     here = machine()
     found = {name: earlier(name, ranks, here, chosen.add) for name in contenders}
     mark = orphans.watch()
@@ -341,7 +342,7 @@ def main() -> None:
                 finally:
                     orphans.end(mark)
     print(f"{'':26}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, results in found.items():
         if not results:
             continue

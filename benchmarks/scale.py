@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> int:
     before = os.getloadavg()[0]
     bookkeeping = rows_of({n: simulated(n) for n in worlds})
     processes = rows_of({n: real(n) for n in counts if fits(n)})
-    earlier = json.loads(options.earlier.read_text()) if options.earlier else {"load": [before, before]}
+    earlier: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {"load": [before, before]}
     bookkeeping = bookkeeping or rows_in(earlier.get("simulated", ()))
     processes = processes or rows_in(earlier.get("processes", ()))
     printed = "\n\n".join(table(rows) for rows in (bookkeeping, processes) if rows)

@@ -71,7 +71,7 @@ def expert_loop(pacer: Pacer, job: Job) -> None:
         fully_shard(layer, ignored_params=set(own))
         experts += own
     fully_shard(model, ignored_params=set(experts))
-    dense = [p for p in model.parameters() if isinstance(p, DTensor)]
+    dense: Any = [p for p in model.parameters() if isinstance(p, DTensor)]
     optimizer = _adamw(dense, experts)
     pacer.ready()
     for batches in hand_batches(job):

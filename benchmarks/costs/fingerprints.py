@@ -15,7 +15,7 @@ import torch
 from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.fingerprint import parts_held
 
-KINDS = {
+KINDS: dict[str, tuple[list[tuple[int, ...]], torch.dtype]] = {
     "a decoder's matrices, fp32": ([(1024, 1024)] * 12, torch.float32),
     "an embedding, fp32": ([(32000, 512)], torch.float32),
     "a decoder's matrices, bf16": ([(1024, 1024)] * 12, torch.bfloat16),

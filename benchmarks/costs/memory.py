@@ -77,7 +77,7 @@ class Alive(TorchDispatchMode):
         return sum(size for at, (storage, size) in self._made.items() if at not in without and not storage.expired())
 
 
-def measure(model: nn.Module, blocks: list[nn.Module], tokens: torch.Tensor) -> tuple[int, float]:
+def measure(model: Any, blocks: list[nn.Module], tokens: torch.Tensor) -> tuple[int, float]:
     """Return the bytes that the blocks keep after a forward pass, and the FLOPs of the whole step."""
     # Not counted: weights, which `view`s of them would bring in, and what is on the host.
     left_out = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -108,7 +108,7 @@ def rows(spec: ModelSpec, seq_len: int, samples: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, changes in CHOICES:
         plan = context.with_blocks(Plan(micro_batch=samples, batch_samples=samples, precision="bf16", **changes))
-        model = build_model(spec, 0, seq_len, seed=0).to(torch.bfloat16)
+        model: Any = build_model(spec, 0, seq_len, seed=0).to(torch.bfloat16)
         blocks = list(model.layers)
         for index, block in enumerate(blocks):
             checkpoint_block(block, plan.recompute_of(index), plan.recompute_save, plan.compile)
@@ -148,10 +148,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model")
     parser.add_argument("--json", type=Path, help="write the result to this file too")
     options = parser.parse_args()
-    size = {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 128} if options.quick else {}
+    size: dict[str, Any] = {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 128} if options.quick else {}
     spec = dataclasses.replace(ModelSpec("llama-1m" if options.quick else "llama-11m", vocab=256), **size)
     seq_len, samples = (64, 2) if options.quick else (512, 4)
-    result = {"machine": machine(), "model": spec.name, "seq_len": seq_len, "samples": samples}
+    result: dict[str, Any] = {"machine": machine(), "model": spec.name, "seq_len": seq_len, "samples": samples}
     result["rows"] = rows(spec, seq_len, samples)
     print(f"{spec.name}, {samples} samples of {seq_len} tokens, bf16; over a step without recompute\n")
     print("| recompute | kept between the passes | the planner's figure | FLOPs of a step |\n|---|---|---|---|")

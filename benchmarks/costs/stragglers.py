@@ -69,8 +69,8 @@ def step_seconds(name: str, options: argparse.Namespace, folder: Path) -> tuple[
     values = {**vars(options), "folder": folder, "run_dir": run_dir, "corpus": options.corpus, "answer": answer}
     (folder / "spec.toml").write_text(SPEC.format(**values))
     (folder / "faults.toml").write_text(FAULTS.format(**values))
-    words = [sys.executable, "-m", "paceline", "train", folder / "spec.toml"]
-    words += ["--faults", folder / "faults.toml"] if is_slow else []
+    words = [sys.executable, "-m", "paceline", "train", str(folder / "spec.toml")]
+    words += ["--faults", str(folder / "faults.toml")] if is_slow else []
     ended = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"{name} ended with {ended.returncode}: {ended.stderr}")

@@ -215,7 +215,7 @@ def paceline_loop(pacer: Pacer, job: Job, plan: dict[str, Any]) -> None:
 
 def accelerate_loop(pacer: Pacer, job: Job) -> None:
     """Hugging Face Accelerate, as its guide to gradient accumulation writes it."""
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
     torch.set_num_threads(job.threads)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=job.accumulation)

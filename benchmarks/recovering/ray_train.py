@@ -13,7 +13,7 @@ from pathlib import Path
 def loop(config: dict[str, str]) -> None:
     """Train for ever, as one worker."""
     sys.path.insert(0, config["here"])
-    from by_hand import train
+    from by_hand import train  # type: ignore[attr-defined]  # the file beside this one
 
     train(Path(config["folder"]))
 

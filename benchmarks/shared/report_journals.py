@@ -218,8 +218,8 @@ def complete(steps: int = 300) -> list[Record]:
     """A run that finished at the first start."""
     out = Writer()
     out.begin(steps=steps)
-    out.add("decision", what="precision", **{"from": "auto", "to": "bf16"}, because="bf16 121 GFLOP/s beats fp32 64",
-            evidence={"bf16": 121e9, "fp32": 64e9})  # fmt: skip
+    changed: dict[str, Any] = {"from": "auto", "to": "bf16", "evidence": {"bf16": 121e9, "fp32": 64e9}}
+    out.add("decision", what="precision", **changed, because="bf16 121 GFLOP/s beats fp32 64")
     differences = {"loss": 0.0, "grad_norm": 3e-8, "gradients": 2e-7, "weights": 1e-7}
     text = "loss 0, grad norm 3e-8, weights 1e-7"
     out.add("verify", 2.1, equal=True, differences=differences, dtype="fp32", text=text)

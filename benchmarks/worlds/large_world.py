@@ -19,6 +19,7 @@ import argparse
 import functools
 import gc
 import json
+import operator
 import os
 import sys
 import tempfile
@@ -134,7 +135,7 @@ def be_a_rank(out: Path, port: int, rank: int, ranks: int) -> None:
     batch = StepBatch(1, 0, ranks * IDS_OF_A_RANK, (MicroBatch(None, ids, int(ids[0])),))
     for what, factor in (("ids of a batch", 1), ("ids of a batch that depart, to rank 0", 2)):
         with story.part(what):
-            found = ids_read(batch, world, layout, lambda positions, factor=factor: factor * positions)
+            found = ids_read(batch, world, layout, functools.partial(operator.mul, factor))
         assert found == (list(range(ranks * IDS_OF_A_RANK)) if rank == 0 else None)
     with story.part("what ranks of a machine tell each other"):
         told = world.told_at("here", {"rank": rank})

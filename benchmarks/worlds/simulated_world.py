@@ -12,7 +12,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,7 +175,11 @@ def pulses(found: Costs, ranks: int) -> None:
         beat = [functools.partial(write_pulse, Path(folder), rank) for rank in range(EACH)]
         lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0)), range(EACH))
         told: list[str] = []
-        sight = FarSight(lambda message: lookout.attend(**message), lambda ranks, by_signal: None)
+
+        def attend(message: Mapping[str, Any]) -> None:
+            lookout.attend(message["scrutiny"], message["load"])
+
+        sight = FarSight(attend, lambda ranks, by_signal: None)
         now = time.monotonic()
 
         def look(passed: float) -> list[str]:
