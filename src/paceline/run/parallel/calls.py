@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import NeedsWholeWeights
+from paceline.task.models.layers.batch_norm import is_recomputed
 
 CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
 PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
@@ -79,7 +80,7 @@ class Calls:
 
     def _before(self, number: int) -> Any:
         def called(*_: object) -> None:
-            if self._in_objective and threading.get_ident() != self._thread and not _is_backward():
+            if self._in_objective and threading.get_ident() != self._thread and not is_recomputed():
                 raise NeedsWholeWeights(
                     f"'{self.names[number] or 'the model'}' is called in a thread of the program's own",
                     "under dp_shard the ranks gather a unit's weights together when it is called, in one order, and"
@@ -177,11 +178,6 @@ class Calls:
         if event == 2 * len(self.names):
             return END
         return f"the {'backward' if event % 2 else 'forward'} pass of '{self.names[event // 2] or 'the model'}'"
-
-
-def _is_backward() -> bool:
-    """Return whether autograd is at work in this thread: on a GPU in one of its own, which may run blocks again."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def let_go(told: str = "") -> NeedsWholeWeights:
