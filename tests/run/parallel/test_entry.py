@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,28 @@ def test_a_gradient_that_an_objective_takes_itself_is_refused_in_words_or_has_th
     expected = plain_loop(Stack, gradient_penalty)
     assert_like_plain(run_kept(laid_out, 2, StackWhole, gradient_penalty, Layout(dp_shard=2), 3), expected)
     assert_like_plain(run_kept(laid_out, 2, Stack, gradient_penalty, Layout(dp_replicate=2)), expected)
+
+
+class InThreads(Stack):
+    """Calls its blocks in a thread of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as threads:
+            for block in (self.stem, *self.blocks):
+                x = threads.submit(block, x).result()
+        return self.head(x)
+
+
+class InThreadsWhole(InThreads):
+    needs_whole_weights = True
+
+
+def test_blocks_that_threads_call_are_refused_or_gathered() -> None:
+    """Of two threads that call a block each, ranks waited for one another without end, in the proof too."""
+    for said in run_kept(says, 2, InThreads, 3):
+        assert "in a thread of the program's own" in said and "needs_whole_weights" in said
+    expected = plain_loop(InThreads, cross_entropy)
+    assert_like_plain(run_kept(laid_out, 2, InThreadsWhole, cross_entropy, Layout(dp_shard=2), 3), expected)
 
 
 class _View(Block):

@@ -14,6 +14,7 @@ others trust asks them before it goes on, and stops the run if they do not answe
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import NeedsWholeWeights
+from paceline.task.models.layers.batch_norm import is_recomputed
 
 CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
 PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
@@ -50,6 +52,7 @@ class Calls:
     _path: int = 0  # a hash of the events so far
     _open: bool = False
     _in_objective: bool = False
+    _thread: int = 0  # in which the objective runs
     _count: int = 0  # events since the start
     _runs: list[int] = field(default_factory=list)  # by group: tells this object's keys in the store from others'
     _known: dict[int, dict[int, int]] = field(default_factory=dict)  # path -> event -> times it was compared
@@ -69,7 +72,7 @@ class Calls:
     @contextlib.contextmanager
     def in_objective(self) -> Iterator[None]:
         """Within it an objective runs: a backward pass there that is to be differentiated raises NeedsWholeWeights."""
-        self._in_objective = True
+        self._in_objective, self._thread = True, threading.get_ident()
         try:
             yield
         finally:
@@ -77,6 +80,13 @@ class Calls:
 
     def _before(self, number: int) -> Any:
         def called(*_: object) -> None:
+            if self._in_objective and threading.get_ident() != self._thread and not is_recomputed():
+                raise NeedsWholeWeights(
+                    f"'{self.names[number] or 'the model'}' is called in a thread of the program's own",
+                    "under dp_shard the ranks gather a unit's weights together when it is called, in one order, and"
+                    " threads have none",
+                    WHOLE,
+                )
             self._note(2 * number)
 
         return called

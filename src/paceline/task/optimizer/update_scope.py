@@ -81,7 +81,13 @@ def _changes(use: Use, values: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
         for step in range(STEPS):
             for weight, value in zip(weights, values, strict=True):
                 weight.grad = torch.sin((7 + step) * value) * (1 + value.abs())
-            optimizer.step()
+            try:
+                optimizer.step()
+            except TypeError as error:
+                raise ConfigError(
+                    f"the optimizer '{use.name}' makes no step", f"step() without a closure: {error}",
+                    "an optimizer that takes the gradients as they are: a step computes its loss once",
+                ) from error  # fmt: skip
     return [(weight - value).detach() for weight, value in zip(weights, values, strict=True)]
 
 

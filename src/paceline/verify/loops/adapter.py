@@ -21,6 +21,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.proof.records import LoopProof, Rounding
+from paceline.spec.proof.records import FirstDifference, LoopProof, Rounding
 from paceline.task.models.copied import copied
-from paceline.verify.compare.diagnosis import traits_of
+from paceline.verify.compare.diagnosis import Traits, traits_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
@@ -117,11 +118,8 @@ def verify_loop(
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
         found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
-    wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
-    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
-    hooked = _with_hooks(held, dtype, world) if first is not None else None
-    if hooked is not None:
-        (found, rounding), first = hooked, None
+    judged = _judged(held, found, plan, traits, world)
+    found, rounding, first = judged.found, judged.rounding, judged.first
     first = first or buffers.apart(dtype, len(batches))
     verdict = verdict_of(first, rounding)
     result = LoopProof(
@@ -136,7 +134,7 @@ def verify_loop(
         ill_conditioned=rounding,
         mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
-    with_hooks = HOOKED if hooked is not None and first is None else ""
+    with_hooks = HOOKED if judged.has_hooks and first is None else ""
     return dataclasses.replace(result, text=loop_text(result) + with_hooks)
 
 
@@ -223,14 +221,29 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
     return [held for _, held in sorted(dict(parts).items())]
 
 
-def _with_hooks(held: HeldLoop, dtype: str, world: World) -> tuple[list[Difference], Rounding | None] | None:
-    """Return how far a loop is from one device that has the hooks of its weights; None where it is not equal to that.
+@dataclass(frozen=True)
+class _Judged:
+    """How far a loop is from one device, what of it is rounding, what is wrong, and whether that device has hooks."""
+
+    found: list[Difference]
+    rounding: Rounding | None
+    first: FirstDifference | None
+    has_hooks: bool = False
+
+
+def _judged(held: HeldLoop, found: list[Difference], plan: Plan, traits: Traits, world: World) -> _Judged:
+    """Return what is wrong of all that was found: of a loop whose weights have hooks, what is wrong with them as well.
 
     Every rank calls it.
     """
-    given = held.with_hooks()
-    if given is None:
-        return None
-    found, reference = given
-    wrong, rounding = beyond_rounding(found, dtype, reference.again() if reference is not None else None, world)
-    return None if wrong or world.share(reference and reference.not_a_sum) else (found, rounding)
+    dtype = plan.precision
+    wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
+    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
+    hooked = held.with_hooks() if first is not None else None
+    if hooked is None:
+        return _Judged(found, rounding, first)
+    with_them, reference = hooked
+    wrong, explained = beyond_rounding(with_them, dtype, reference.again() if reference is not None else None, world)
+    if wrong or world.share(reference and reference.not_a_sum):
+        return _Judged(found, rounding, first)
+    return _Judged(with_them, explained, None, has_hooks=True)

@@ -27,7 +27,7 @@ from paceline.task.objective import Objective
 from paceline.task.turns import Turn
 from paceline.verify.compare.difference import wide
 from paceline.verify.reference.plain_documents import placed_plainly
-from paceline.verify.reference.plain_optimizer import first_match
+from paceline.verify.reference.plain_optimizer import FACTOR, first_match
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
@@ -166,7 +166,7 @@ def update(updates: Iterable[tuple[torch.optim.Optimizer, float]], lr: float) ->
     """Change the weights of optimizers, each at its own scale of the learning rate, by their gradients."""
     for optimizer, scale in updates:
         for group in optimizer.param_groups:
-            group["lr"] = lr * scale
+            group["lr"] = lr * scale * group.get(FACTOR, 1.0)
         optimizer.step()
 
 

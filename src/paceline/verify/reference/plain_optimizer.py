@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ CLASSES = {
     "rmsprop": torch.optim.RMSprop, "sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor,
     "muon": torch.optim.Muon,
 }  # fmt: skip
+
+
+FACTOR = "factor"  # of a group of an optimizer of several: that on the learning rate
 
 
 class PlainLion(torch.optim.Optimizer):
@@ -51,6 +55,7 @@ def plain_optimizers(
 ) -> list[tuple[torch.optim.Optimizer, float]]:
     """Return the optimizers of a model's parameters, each with the factor on the schedule's learning rate.
 
+    One of the user's own has all of its parameters, in groups which have a factor each.
     `trained` are the parameters they update, all of the model's where it is not given.
     """
     aliases: dict[nn.Parameter, list[str]] = {}
@@ -64,8 +69,19 @@ def plain_optimizers(
             at = first_match(spec.groups, aliases[weight])
             shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
             kinds.setdefault((at, shape, depths.get(weight, 0)), []).append(weight)
-    made = [(*_made(spec, at, shape, weights), depth) for (at, shape, depth), weights in kinds.items()]
-    return [(optimizer, factor * spec.layer_decay**depth) for optimizer, factor, depth in made]
+    found: list[tuple[torch.optim.Optimizer, float]] = []
+    own: dict[tuple[int, str], tuple[Any, dict[str, Any], list[dict[str, Any]]]] = {}
+    for (at, shape, depth), weights in kinds.items():
+        rule = _rule(spec, at, shape)
+        factor = rule.lr_scale * spec.layer_decay**depth
+        if not rule.is_own:
+            found.append((rule.kind(weights, lr=spec.lr, **rule.arguments), factor))
+            continue
+        arguments = {**rule.arguments}
+        decay = {name: arguments.pop(name) for name in ("weight_decay",) if name in arguments}
+        alike = own.setdefault((id(rule.kind), repr(arguments)), (rule.kind, arguments, []))
+        alike[2].append({"params": weights, FACTOR: factor, **decay})
+    return found + [(kind(groups, lr=spec.lr, **arguments), 1.0) for kind, arguments, groups in own.values()]
 
 
 def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -98,7 +114,17 @@ def first_match(groups: Sequence[Matching], names: Iterable[str]) -> int:
     return -1
 
 
-def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, float]:
+@dataclass(frozen=True)
+class _Rule:
+    """How parameters of one kind are updated."""
+
+    kind: Any
+    arguments: dict[str, Any]
+    lr_scale: float
+    is_own: bool  # whether it is the user's own: what it knows of all parameters together it must see together
+
+
+def _rule(spec: OptimizerSpec, at: int, shape: str) -> _Rule:
     group = spec.groups[at] if at >= 0 else GroupSpec()
     name = group.name or spec.name
     arguments = (
@@ -112,7 +138,7 @@ def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter])
         decay = 0.0 if shape == "vector" else spec.weight_decay
     if name == "lion":
         arguments = {"betas": (spec.beta1, spec.beta2), **arguments}
-        return PlainLion(weights, lr=spec.lr, weight_decay=decay, **arguments), group.lr_scale
+        return _Rule(PlainLion, {**arguments, "weight_decay": decay}, group.lr_scale, is_own=False)
     if name in ADAM:
         arguments = {"betas": (spec.beta1, spec.beta2), "eps": spec.eps, **arguments}
     if name == "sgd":
@@ -124,4 +150,4 @@ def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter])
         arguments["foreach"] = False
     if "weight_decay" in taken or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         arguments["weight_decay"] = decay
-    return kind(weights, lr=spec.lr, **arguments), group.lr_scale
+    return _Rule(kind, arguments, group.lr_scale, is_own=name not in CLASSES and name not in OTHERS)
