@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, MissingExtra, StorageError
+from paceline.observe.exports.tensorboard import TensorBoardWriter
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.report.charts import Band, Line, line_chart, stacked_bars
 from paceline.report.html import render_html
@@ -23,7 +24,6 @@ from paceline.report.sections import spec_toml
 from paceline.report.style import CSS
 from paceline.report.summary import summarise
 from paceline.report.tensorboard import export_tensorboard
-from paceline.observe.exports.tensorboard import TensorBoardWriter
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import CheckpointRecord, DecisionRecord, StepRecord
 from paceline.spec.journal.record import now, read

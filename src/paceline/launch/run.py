@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from paceline.lock import RunLock, take
+from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
-from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.run.survive.points import points_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec

@@ -25,6 +25,7 @@ from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError, HandedBack, Requeue
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
+from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
@@ -33,7 +34,6 @@ from paceline.run.process.handover import hand_over, holds_objects
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.journal import mark_end
-from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
 from paceline.said import say_line

@@ -15,12 +15,12 @@ import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.cli.main import main
+from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.report.build import write_report
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal, mark_end
-from paceline.observe.exports.tensorboard import asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord, RunStarted
 from paceline.spec.journal.planned import PlannedRecord

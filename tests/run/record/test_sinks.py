@@ -11,11 +11,11 @@ import pytest
 import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
+from paceline.observe.exports.tensorboard import TensorBoardSink, asked_sinks
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
-from paceline.observe.exports.tensorboard import TensorBoardSink, asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import StepRecord
 from paceline.spec.journal.planned import PlannedRecord

@@ -25,7 +25,9 @@ BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, an
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>",
               "<|eot_id|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "[SEP]", "<sep>")  # fmt: skip
 # Special tokens that say so by other words, such as Cohere's <EOS_TOKEN>; where none of those above is there.
-SAYS_END = re.compile(r"[\W_]*(eos|eod|eot|end|end_?of_?(text|doc|document|sentence|turn))(_?token)?[\W_]*", re.IGNORECASE)
+SAYS_END = re.compile(
+    r"[\W_]*(eos|eod|eot|end|end_?of_?(text|doc|document|sentence|turn))(_?token)?[\W_]*", re.IGNORECASE
+)
 KNOWN_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
 

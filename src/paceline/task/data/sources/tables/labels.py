@@ -159,9 +159,7 @@ class LabelSurvey:
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
         return Labels("multi_label", self._classes(data, counts, names, name), because)
 
-    def _classes(
-        self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str
-    ) -> tuple[str, ...]:
+    def _classes(self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         seen = ordered_classes(counts)
         if not seen or data.labels == "auto" or data.validation_fraction:  # else all rows may be a test set's
             check_classes(seen, self.column, name)
