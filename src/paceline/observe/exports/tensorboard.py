@@ -53,7 +53,7 @@ class TensorBoardSink:
 class TensorBoardWriter:
     """Writes records to RUN/tensorboard, one at a time; use it in a `with` block, or close it.
 
-    TensorBoard is told to drop the steps that are made again, after a start that resumes or within one.
+        TensorBoard is told to drop the steps that are made again, after a start that resumes or within one.
     Raises MissingExtra where the package is not installed, StorageError where the folder cannot be written.
     """
 

@@ -113,6 +113,17 @@ def test_refusals(bpe: FileTokenizer, tmp_path: Path) -> None:
     assert "(it has <|start|>" in raised.value.try_, "it names what may be the one"
 
 
+@pytest.mark.parametrize("end", ["<EOS_TOKEN>", "<end>", "<|END_OF_TURN_TOKEN|>", "<eod>", "[END_OF_DOCUMENT]"])
+def test_a_special_token_that_says_end_by_other_words_is_the_end(bpe: FileTokenizer, tmp_path: Path, end: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(bpe.to_json().replace("<|endoftext|>", end))
+    found = load_tokenizer(str(tmp_path))
+    assert found.end_of_document == bpe.end_of_document and found.token(found.end_of_document) == end
+    for other in ("<bend>", "<|endless|>", "<sender>", "<BOS_TOKEN>"):
+        (tmp_path / "tokenizer.json").write_text(bpe.to_json().replace("<|endoftext|>", other))
+        with pytest.raises(DataError, match="no end-of-document token"):
+            load_tokenizer(str(tmp_path))
+
+
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

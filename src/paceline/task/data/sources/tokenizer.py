@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,10 @@ BPE_END = "<|endoftext|>"
 BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, and training takes 5 MB/s
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>",
               "<|eot_id|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "[SEP]", "<sep>")  # fmt: skip
+# Special tokens that say so by other words, such as Cohere's <EOS_TOKEN>; where none of those above is there.
+SAYS_END = re.compile(
+    r"[\W_]*(eos|eod|eot|end|end_?of_?(text|doc|document|sentence|turn))(_?token)?[\W_]*", re.IGNORECASE
+)
 KNOWN_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
 
@@ -66,9 +71,12 @@ class ByteTokenizer:
         return json.dumps({"paceline": self.name})
 
 
-def _special(tokenizer: Any) -> str:
-    """Return the special tokens of a tokenizer of the package, in brackets after a blank; "" where it has none."""
-    names = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+def _special(tokenizer: Any) -> list[str]:
+    """Return the special tokens of a tokenizer of the package."""
+    return [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+
+
+def _shown(names: Sequence[str]) -> str:
     return f" (it has {' '.join(names[:8])})" if names else ""
 
 
@@ -91,12 +99,14 @@ class FileTokenizer:
         self.name = name
         tokens = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab = max(tokens.values(), default=0) + 1
+        special = _special(self._tokenizer)
         ends = [token for token in KNOWN_ENDS if token in tokens]
+        ends += [token for token in special if SAYS_END.fullmatch(token)]
         if not ends:
             raise DataError(
                 f"{name} has no end-of-document token",
                 f"none of {' '.join(KNOWN_ENDS)} is in its vocabulary",
-                f"add one to its added_tokens, or call that so which ends a document{_special(self._tokenizer)}",
+                f"add one to its added_tokens, or call that so which ends a document{_shown(special)}",
             )
         self.end_of_document: int = tokens[ends[0]]
         pads = [token for token in KNOWN_PADS if token in tokens]
