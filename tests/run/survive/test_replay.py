@@ -83,7 +83,7 @@ def test_the_same_step_is_found_bit_for_bit(killed: Path, capsys: pytest.Capture
 def test_a_run_that_goes_on_draws_no_weights_that_it_loads_over(
     killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawing takes seconds of a large model, which a recovery would wait for. Where nothing is loaded they are drawn."""
+    """Drawing takes seconds of a large model, which recoveries would wait for. Where none are loaded they are drawn."""
     drawn, fill = list[object](), initial.fill_weights
 
     def counted(model: object, spec: ModelSpec, seed: int) -> None:
