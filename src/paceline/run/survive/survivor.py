@@ -1,8 +1,8 @@
 """A rank that outlives a peer: the rank keeps its state, leaves the broken world, and joins the next in its process.
 
-What survivors hold between them is brought together as a checkpoint in the machine's memory, which the next world
-restores as it would any other, under whatever plan it has. On several nodes it goes from rank to rank instead, and each
-gets what it needs under its plan: no disk is needed.
+What survivors hold between them goes from rank to rank, and each gets what it needs under its plan: no disk is needed.
+What a rank holds itself does not travel. Ranks on devices of one machine bring it together as a checkpoint in the
+machine's memory instead, which the next world restores as it would any other: it takes no memory of the devices.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
     left = of_all(of_first[0] if of_first else None, undone)
     taken = mine.snapshot if mine and mine.snapshot else Snapshot(step, {}, extra)
     taken, alone = replace(taken, extra=extra), world.size == 1
-    if generation.rescue == FROM_RANKS:
+    if generation.rescue == FROM_RANKS or _travels(world):
         return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, not undone, left)
     root = Path(generation.rescue)
     try:
@@ -177,6 +177,11 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         let_go(Together(root, None, True), world)
         return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, not undone, left)
     return Together(root, stats, not undone, left)
+
+
+def _travels(world: World) -> bool:
+    """Return whether state goes from rank to rank in any case: on devices it would take memory of theirs."""
+    return world.device.type == "cpu"
 
 
 def let_go(together: Together | None, world: World) -> None:

@@ -14,9 +14,11 @@ from survive_runs import here
 from tasks_of_storms import OF_ONE_TEST
 from test_soak import FOUR, RUN, state_of
 
-from paceline.checkpoint import take_snapshot
+from paceline.checkpoint import load_latest, take_snapshot
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.lock import take
+from paceline.run.loop.resume import RANKS_MEMORY
+from paceline.run.survive import survivor
 from paceline.run.survive.survivor import Brought, bring_together, let_go
 from paceline.supervise.again import rescue
 from paceline.supervise.again.held_state import HeldState
@@ -66,7 +68,7 @@ def test_a_bit_that_flips_as_its_copy_is_lost_is_in_no_later_step(
     assert state_of(folder / name) == state_of(folder / "calm")
     (recovery,) = records_of(folder / name, "recovery")
     assert recovery["rung"] == "reform", "in the living processes"
-    is_copied = "paceline-rescue" in recovery["resumed_from"]
+    is_copied = recovery["resumed_from"] == RANKS_MEMORY
     assert is_copied is (name == "another"), "where rank 2 holds the same it is the copy, else the newest checkpoint"
     because = [each["because"] for each in records_of(folder / name, "decision") if each["what"] == "restore"]
     assert len(because) == 1 and MEETINGS[name][1] in because[0], because
@@ -77,7 +79,7 @@ def test_what_a_broken_step_has_moved_is_as_it_was_before(folder: Path, ended: d
     assert ended["keeps calm"][-1].code == ended["keeps"][-1].code == 0, ended["keeps"]
     recoveries = records_of(folder / "keeps", "recovery")
     assert [each["step"] for each in recoveries] == [each["step"] - (each["phase"] != "save") for each in KILLS]
-    assert all(each["rung"] == "reform" and "paceline-rescue" in each["resumed_from"] for each in recoveries)
+    assert all((each["rung"], each["resumed_from"]) == ("reform", RANKS_MEMORY) for each in recoveries)
     calm, met = steps_of(folder / "keeps calm"), steps_of(folder / "keeps")
     assert [(step["lr"], step["loss"].hex()) for step in met] == [(step["lr"], step["loss"].hex()) for step in calm]
     assert state_of(folder / "keeps") == state_of(folder / "keeps calm")
@@ -92,30 +94,42 @@ def test_after_a_rollback_the_state_that_was_restored_is_the_one_that_the_ranks_
     assert ["back to step 8" in each["to"] for each in decisions if each["what"] == "rollback"] == [True]
     (recovery,) = records_of(folder / "returns", "recovery")
     assert (recovery["rung"], recovery["step"]) == ("reform", 8)
-    assert "paceline-rescue" in recovery["resumed_from"], [each for each in decisions if each["what"] == "restore"]
+    assert recovery["resumed_from"] == RANKS_MEMORY, [each for each in decisions if each["what"] == "restore"]
 
 
 # ---- where it is brought together -----------------------------------------------------------------------------------
 
 
-def _brought(folder: str) -> list[float]:
-    """Return what a rank has of the state that rank 0 holds, where there is no room for its files."""
-    world = here()
+def _brought(folder: str, as_on: str) -> tuple[bool, list[float]]:
+    """Return whether a rank has got the state that rank 0 holds without a file, and what it has got."""
+    world, found = here(), {"weight": torch.zeros(6)}
     taken = take_snapshot(3, {"weight": torch.arange(6.0)}, {"progress": {"step": 3, "position": 30}})
     held = Brought(taken, None, True, HeldState(3)) if world.is_first else None
-    together = bring_together(world, Generation(rescue=f"{folder}/full/rescue", rescue_step=3), held)
-    assert together is not None and isinstance(together.root, HeldByRanks) and together.is_done
-    found = {"weight": torch.zeros(6)}
-    together.root.fill(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survivor, "_travels", lambda world: as_on == "cpu")
+        together = bring_together(world, Generation(rescue=folder, rescue_step=3), held)
+    assert together is not None and together.is_done
+    if isinstance(together.root, HeldByRanks):
+        together.root.fill(found)
+    else:
+        load_latest(together.root, found)
     let_go(together, world)
-    return [float(value) for value in found["weight"]]
+    assert not world.is_first or not Path(folder).exists()
+    return isinstance(together.root, HeldByRanks), [float(value) for value in found["weight"]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_state_goes_from_rank_to_rank_or_on_devices_through_the_memory_of_the_machine(
+    tmp_path: Path, device: str
+) -> None:
+    assert run_ranks(_brought, 2, str(tmp_path / "rescue"), device) == [(device == "cpu", [0, 1, 2, 3, 4, 5])] * 2
 
 
 def test_where_memory_has_no_room_for_files_the_state_goes_from_rank_to_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").write_text("")  # in which no folder can be made
-    assert run_ranks(_brought, 2, str(tmp_path)) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
+    assert run_ranks(_brought, 2, str(tmp_path / "full" / "rescue"), "cuda") == [(True, [0, 1, 2, 3, 4, 5])] * 2
     with take(tmp_path / "run") as lock:
         monkeypatch.setattr(rescue, "RAM_DISK", tmp_path / "full")
         folder = Path(rescue.rescue_folder(lock, 2))
