@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[1] / "forecast-accuracy.md"
 KEPT = Path(__file__).parent / "accuracy"
 SCORES = KEPT / "scores.json"
 NAMES = ("blind_scores.json", *(f"blind_scores_{at}.json" for at in range(2, 9)))
-ROUNDS = [KEPT / "rounds" / name for name in NAMES]
+ROUNDS = [KEPT / "rounds" / "scores" / name for name in NAMES]
 NOTE = "<!-- Written by docs/scripts/write_forecast_accuracy.py from a backtest's scores; run it again instead. -->"
 
 HEAD = """
@@ -285,7 +285,16 @@ that machine's own benchmark has large products at 0.48 of the peak (MooreThread
 best one of another B200 is at 0.78 (stas00/ml-engineering). A fit with half of the dense Blackwell rows beside it left
 the share where it is, made these tables 1 to 4 points better and others up to a point worse: it was not kept.
 """
-ALL_ROUNDS = (EIGHTH_ROUND, SEVENTH_ROUND, SIXTH_ROUND, FIFTH_ROUND, FOURTH_ROUND, THIRD_ROUND, SECOND_ROUND, FIRST_ROUND)
+ALL_ROUNDS = (
+    EIGHTH_ROUND,
+    SEVENTH_ROUND,
+    SIXTH_ROUND,
+    FIFTH_ROUND,
+    FOURTH_ROUND,
+    THIRD_ROUND,
+    SECOND_ROUND,
+    FIRST_ROUND,
+)
 BLIND_COLUMNS = """
 | source | rows | MAPE, first | MAPE, now | null | 80 % held, first | 80 % hold, now |
 |---|---|---|---|---|---|---|
