@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 from backtest_examples import LLAMA, case_of, reason_of
 
-from paceline.backtest.price import Priced, contexts_of, price_cases
+from paceline.backtest.price import Priced, contexts_of, price_cases, software_of
 from paceline.backtest.rows import Case
 from paceline.backtest.schema import StepRow
+from paceline.backtest.words.settings import modules_of
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
+from paceline.plan.cost.collectives import expert_passes, stream_collectives
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.model_parts import MODES
+from paceline.plan.cost.programs.known import EAGER_LOGITS, FUSED_LOGITS
 from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.profile import BlockProfile
 
 # MaxText's 16B on a v5e pod (its configs/v5e/16b.sh and README, read 2026-11-24): 6 sequences a chip, 120 TFLOP/s.
 V5E = StepRow(
@@ -159,3 +163,118 @@ def test_reinforcement_learning_is_no_training_step() -> None:
     """What generates the samples holds memory and takes time beside it."""
     assert reason_of(notes="CI golden value, case gpt/gpt_grpo_tp8tp4_pp1") == "reinforcement learning"
     assert case_of(notes="happo is a name").step_seconds == 20.0
+
+
+# Qwen3 30B by torchtitan on 8 H200 (blind round 8): 48 layers, 128 experts of 768, 8 of them a token.
+TITAN = replace(
+    LLAMA, program="torchtitan", model="qwen3-30b-a3b", arch="moe", layers=48, hidden=2048, ffn_hidden=768, heads=32,
+    kv_heads=4, head_dim=128, vocab=151936, seq_len=8192, experts=128, topk=8, accelerator="H200-141GB", ep=8,
+    zero_stage="fsdp2", micro_batch=6, global_batch=48, recompute="selective", attention_kernel="", compile=1,
+)  # fmt: skip
+
+
+def _routed(case: Case) -> BlockProfile:
+    return next(block for block in case.profile.blocks if block.routed_elements)
+
+
+def test_torchtitan_keeps_attention_and_every_other_product_of_a_mixture_but_nothing_of_its_experts() -> None:
+    """Of a token: the stream, attention's output and log-sum-exp, half of queries, keys, values, output and router."""
+    case = case_of(TITAN)
+    stream, attention, half = 2048, 32 * 128 + 2 * 32, (32 * 128 + 2 * 4 * 128 + 2048 + 128) / 2
+    assert _routed(case).selective_elements == 8192 * (stream + attention + half)
+    other = _routed(case_of(TITAN, program="kempnerforge"))
+    assert other.selective_elements > 8192 * 8 * 768 * 2, "whose policy is not known to leave grouped products out"
+
+
+def test_what_torchtitan_computes_again_of_a_mixture_is_its_experts_and_half_of_the_rest() -> None:
+    sheet = sheet_of(case_of(TITAN))
+    at = next(place for place, block in enumerate(sheet.context.shapes.blocks) if block.routed_elements)
+    block = sheet.context.shapes.blocks[at]
+    kept = 0.5 * (1 - block.routed_flops / block.matmul_flops)
+    again = float(sheet.moving_seconds[0, at] + (1 - kept) * sheet.product_seconds[0, at])
+    assert float(sheet.again_seconds[MODES.index("selective"), 0, at]) == pytest.approx(again)
+    assert 0.5 < 1 - kept < 1
+
+
+def test_torchtitans_mixtures_are_younger_than_its_compiled_loss() -> None:
+    assert software_of(case_of(TITAN)).logit_share == FUSED_LOGITS
+    for older in ({"compile": 0}, {"arch": "llama", "experts": None, "topk": None, "ep": 1}):
+        assert software_of(case_of(TITAN, **older)).logit_share == EAGER_LOGITS
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "modes"),
+    [("megatron-lm", "oom", {"none"}), ("deepspeed", "oom", {"none"}), ("torchtitan", "oom", None),
+     ("megatron-lm", "ok", None)],
+)  # fmt: skip
+def test_a_row_out_of_memory_is_not_taken_to_have_run_what_fits(program: str, status: str, modes: set | None) -> None:
+    row = {"program": program, "recompute": "", "status": status, "measured_step_s": None, "measured_memory_gib": None}
+    if status == "ok":
+        row["measured_step_s"] = 20.0
+    case = case_of(zero_stage="2" if program == "deepspeed" else "", **row)
+    assert {plan.recompute for plan in case.plans} == (modes or {"none", "selective", "full", "budget"})
+
+
+@pytest.mark.parametrize(
+    ("program", "kernel", "is_fused"),
+    [("transformers", "", False), ("mine", "", True), ("transformers", "sdpa flash", True)],
+)
+def test_encoders_of_transformers_write_their_scores(program: str, kernel: str, is_fused: bool) -> None:
+    """`EsmSelfAttention` of 2024: what eight heads' scores and their softmax keep is in no other term."""
+    row = {"program": program, "arch": "encoder", "zero_stage": "0", "attention_kernel": kernel}
+    blocks = [block for block in case_of(**row).profile.blocks if block.recomputable]
+    assert all(bool(block.fused_attention) is is_fused for block in blocks)
+
+
+def test_selective_recompute_of_attentions_core_repeats_no_collective() -> None:
+    """Korthikanti et al. 2022, section 5: what is repeated lies between a gather and a reduce-scatter."""
+    row = {"program": "megatron-lm", "zero_stage": "0", "tp": 8, "dp": 1, "micro_batch": 4, "global_batch": 4}
+    calls = {}
+    for mode in ("none", "selective", "full"):
+        gathers, sums = stream_collectives(sheet_of(case_of(recompute=mode, **row)))
+        calls[mode] = (float(gathers.calls[0]), float(sums.calls[0]))
+    assert calls["selective"] == calls["none"]
+    assert calls["full"] == tuple(number + 2 * 32 for number in calls["none"]), "two of each in 32 layers again"
+
+
+def test_selective_recompute_of_named_modules_keeps_what_products_and_attention_give() -> None:
+    """Megatron-LM's "layernorm, moe_act": of a token the stream, attention's output, and the outputs of products."""
+    row = {"program": "megatron-core", "zero_stage": "dist_opt", "attention_kernel": ""}
+    block = case_of(recompute="layernorm, mlp_act", **row).profile.blocks[1]
+    products = 3 * 4096 + 2 * 11008 + 2 * 4096  # queries, keys and values; gate and up; attention's output and down
+    assert block.selective_elements == 4096 * (4096 + 4096 + 2 * 32 + products)
+    passes = {}
+    for words in ("norm, act", "layernorm moe", "selective", "core_attn layernorm"):
+        case = case_of(TITAN, program="megatron-core", zero_stage="dist_opt", compile=0, recompute=words)
+        passes[words] = float(expert_passes(sheet_of(case))[0])
+    assert passes == {"norm, act": 4.0, "layernorm moe": 6.0, "selective": 4.0, "core_attn layernorm": 4.0}
+    assert software_of(case_of(TITAN, program="torchtitan", recompute="norm, act")).selective_routes, "its own policy"
+
+
+def test_recompute_by_modules_is_read_where_all_words_name_one() -> None:
+    assert modules_of("norm, act") == ("norms", "activations") and modules_of("layernorm moe_act") == modules_of(
+        "norm act"
+    )
+    assert modules_of("layernorm, moe") == ("norms", "experts") and modules_of("core_attn") == ("core",)
+    assert not any(
+        modules_of(word) for word in ("", "selective", "full", "none", "save_dot_except_mlp", "1 of 2", "mlp of 2")
+    )
+
+
+def test_megatron_that_sends_by_deepep_attends_by_cudnn() -> None:
+    """DeepEP is of 2025, when Transformer Engine takes cuDNN's attention on Hopper unless it is told otherwise."""
+    row = {"program": "megatron-core", "zero_stage": "dist_opt", "compile": 0}
+    for notes, kernel, is_cudnn in (("DeepEP", "", True), ("HybridEP; dropless", "", True), ("", "", False),
+                                    ("without DeepEP", "", False), ("DeepEP", "flash 2", False)):  # fmt: skip
+        assert software_of(case_of(TITAN, notes=notes, attention_kernel=kernel, **row)).cudnn_attention is is_cudnn
+    assert not software_of(case_of(TITAN, notes="DeepEP")).cudnn_attention, "torchtitan has other attention"
+
+
+def test_a_note_of_whole_experts_spreads_them_over_tensor_ranks() -> None:
+    row = {"program": "megatron-core", "zero_stage": "dist_opt", "compile": 0, "tp": 2, "dp": 4, "ep": 4}
+    plain, whole = (case_of(TITAN, notes=notes, **row) for notes in ("", "DeepEP; ETP=1"))
+    assert {plan.layout.ep for plan in plain.plans} == {4} and not software_of(plain).spreads_experts
+    assert {plan.layout.ep for plan in whole.plans} == {2} and software_of(whole).spreads_experts, (
+        "of four ranks tp has 2"
+    )
+    assert not software_of(case_of(TITAN, notes="ETP=2", **row)).spreads_experts
