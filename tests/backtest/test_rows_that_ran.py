@@ -14,7 +14,7 @@ from paceline.backtest.schema import StepRow
 from paceline.backtest.words.settings import modules_of
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
-from paceline.plan.cost.collectives import expert_passes, stream_collectives
+from paceline.plan.cost.collectives.within_passes import expert_passes, stream_collectives
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.model_parts import MODES
 from paceline.plan.cost.programs.known import EAGER_LOGITS, FUSED_LOGITS

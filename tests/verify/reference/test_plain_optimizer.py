@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
-from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.verify.compare.layout import compare
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 
