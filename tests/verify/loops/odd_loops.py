@@ -159,6 +159,7 @@ def hooked_weight(kind: str) -> LoopProof:
     hooks: dict[str, Callable[[Tensor], Tensor]] = {
         "masked": lambda grad: grad * mask,
         "divided": lambda grad: grad / ranks,
+        "divided once more": lambda grad: grad / ranks,
         "reduced": reduced,
         "of a rank": lambda grad: grad * (1 + rank),
         "normalised": lambda grad: grad / grad.norm(),

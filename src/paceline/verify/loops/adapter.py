@@ -52,7 +52,6 @@ from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
-HOOKED = "; one device has the hooks of the loop's weights as well, without which it is another one"
 NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -132,10 +131,9 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
+        mistake=None if first is None else world.share(_mistake(held, judged, first)),
     )
-    with_hooks = HOOKED if judged.has_hooks and first is None else ""
-    return dataclasses.replace(result, text=loop_text(result) + with_hooks)
+    return dataclasses.replace(result, text=loop_text(result))
 
 
 def _require_batches(batches: Sequence[object]) -> None:
@@ -223,18 +221,19 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
 
 @dataclass(frozen=True)
 class _Judged:
-    """How far a loop is from one device, what of it is rounding, what is wrong, and whether that device has hooks."""
+    """How far a loop is from one device, what of it is rounding, what is wrong, and whether hooks explain it."""
 
     found: list[Difference]
     rounding: Rounding | None
     first: FirstDifference | None
-    has_hooks: bool = False
+    are_hooks: bool = False
 
 
 def _judged(held: HeldLoop, found: list[Difference], plan: Plan, traits: Traits, world: World) -> _Judged:
-    """Return what is wrong of all that was found: of a loop whose weights have hooks, what is wrong with them as well.
+    """Return what is wrong of all that was found.
 
-    Every rank calls it.
+    One device that is given the hooks of the loop's weights explains a difference, and takes none away: a hook that
+    divides by the number of ranks once too often makes the same of its gradients. Every rank calls it.
     """
     dtype = plan.precision
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
@@ -243,7 +242,13 @@ def _judged(held: HeldLoop, found: list[Difference], plan: Plan, traits: Traits,
     if hooked is None:
         return _Judged(found, rounding, first)
     with_them, reference = hooked
-    wrong, explained = beyond_rounding(with_them, dtype, reference.again() if reference is not None else None, world)
-    if wrong or world.share(reference and reference.not_a_sum):
-        return _Judged(found, rounding, first)
-    return _Judged(with_them, explained, None, has_hooks=True)
+    wrong, _ = beyond_rounding(with_them, dtype, reference.again() if reference is not None else None, world)
+    is_other = bool(wrong) or bool(world.share(reference and reference.not_a_sum))
+    return _Judged(found, rounding, first, are_hooks=not is_other)
+
+
+def _mistake(held: HeldLoop, judged: _Judged, first: FirstDifference) -> str | None:
+    """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""
+    if first.family in NAMED:
+        return None
+    return held.hooks_explain() if judged.are_hooks else held.mistake_of(first)

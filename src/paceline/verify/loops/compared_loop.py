@@ -48,6 +48,11 @@ HOOKS = (
     "{name} has a hook (register_hook) that its copy on one device lacks, and one device that is given the loop's hooks"
     " has other gradients too: plain=module, whose parameters have the hooks that belong to the model"
 )
+HOOKS_EXPLAIN = (
+    "{name} has a hook (register_hook) that its copy on one device lacks, and one device that is given the loop's hooks"
+    " is equal: where they belong to the model, such as a mask, say so by plain=module, whose parameters have them; a"
+    " hook of the loop, such as a division by the number of ranks, is what is wrong"
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,10 @@ class HeldLoop:
             return None
         found = [self._apart(made, expected) for made, expected in zip(self._made, steps, strict=True)]
         return [difference for each in found for difference in each], reference
+
+    def hooks_explain(self) -> str:
+        """Return what is said of a loop that is equal to one device with the loop's hooks, and to no other."""
+        return HOOKS_EXPLAIN.format(name=WeightHooks(self._weights).first)
 
     def mistake_of(self, first: FirstDifference) -> str | None:
         """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""

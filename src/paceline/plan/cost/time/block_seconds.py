@@ -266,11 +266,7 @@ class BlockSeconds:
             moved = SCORE_MOVES * scores * self.rates.seconds_per_element
             some = attention + moved / self.columns.tp[:, None]
         else:
-<<<<<<< HEAD
             kept: Floats | float = self.context.software.selective_products if "products" in save else 0.0
-=======
-            kept: float | Floats = self.context.software.selective_products if "products" in save else 0.0
->>>>>>> h13
             if not self.context.software.selective_grouped:
                 kept = kept * (1 - shapes["routed_flops"] / np.maximum(shapes["matmul_flops"], 1.0))
             some = some + (1 - kept) * self.product_seconds
