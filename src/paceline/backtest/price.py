@@ -173,7 +173,7 @@ class Alike:
     places: list[int]
 
 
-def in_groups(cases: Sequence[Case]) -> list[Alike]:
+def alike_cases(cases: Sequence[Case]) -> list[Alike]:
     """Return cases by the contexts that they are priced in, whatever the constants are."""
     found: dict[tuple[object, ...], Alike] = {}
     for place, case in enumerate(cases):
@@ -191,7 +191,7 @@ def contexts_of(
     return [
         (PricedTask(alike.first.profile, alike.first.cluster, alike.first.batch_samples, 1, software=alike.software,
                     constants=constants), alike.places)
-        for alike in (in_groups(cases) if groups is None else groups)
+        for alike in (alike_cases(cases) if groups is None else groups)
     ]  # fmt: skip
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
 from paceline.backtest.price import (
     Priced,
+    alike_cases,
     allocated_and_kept,
-    in_groups,
     price_cases,
     seconds_of_cases,
     software_of,
@@ -261,7 +261,7 @@ def _part(table: MeasuredTable, reader: Reader) -> FittedTable | None:
     if not cases:
         return None
     generations = frozenset(family_of(case.cluster.device.name) for case in cases)
-    measured, groups = np.array([case.step_seconds for case in cases], dtype=np.float64), in_groups(cases)
+    measured, groups = np.array([case.step_seconds for case in cases], dtype=np.float64), alike_cases(cases)
 
     def missed_by(constants: Constants) -> Floats:
         return np.log(seconds_of_cases(cases, constants, groups) / measured)
