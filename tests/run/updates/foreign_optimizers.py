@@ -57,3 +57,12 @@ class Noisy(Counting):
     def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
         weight.grad += 0.1 * torch.randn_like(weight.grad)
         super().update(weight, group)
+
+
+class Closing(torch.optim.SGD):
+    """Evaluates its loss by itself, as sharpness-aware ones do."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        """Update every weight, once the loss was evaluated."""
+        closure()
+        super().step()

@@ -25,7 +25,7 @@ from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
 from paceline.verify.loops.unwrapped import named
 
 AnyObjective = Callable[[nn.Module, Any], tuple[Tensor, Any]]
-Copies = Callable[[nn.Module], nn.Module]
+CopyOf = Callable[[nn.Module], nn.Module]
 NARROW = 8.0  # units in the last place of the narrowest format: kernels round otherwise by the number of rows
 LIKELY = (
     "this loss is not a sum over rows: of {rows} it is {whole:.6g} in one piece, as one device has them, and {cut:.6g}"
@@ -79,7 +79,7 @@ def together(batches: Sequence[Sequence[object]]) -> list[list[object]]:
 
 def not_a_sum(
     module: nn.Module,
-    copy: Copies,
+    copy: CopyOf,
     objective: AnyObjective,
     pieces: Sequence[object],
     parts: MicroBatches,
