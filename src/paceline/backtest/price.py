@@ -55,7 +55,7 @@ OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
 COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
 # What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher. DeepEP is of
 # February 2025 (deepseek-ai/DeepEP), younger than Transformer Engine's preference of cuDNN's attention on Hopper
-# (NVTE's get_attention_backend, version 1.13 of December 2024), so Megatron-LM that sends by it attends by cuDNN.
+# (its get_attention_backend; when that came is from memory), so Megatron-LM that sends by it attends by cuDNN.
 ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
 # Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
 FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
@@ -141,7 +141,7 @@ def software_of(case: Case) -> Software:
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
     # torchtitan has had mixtures since 2025, when what it compiles is "model" and "loss" (`components` of `Compile` in
-    # its config/job_config.py, read 2026-11-28): logits and their gradients in bf16.
+    # its config/job_config.py, from memory): logits and their gradients in bf16.
     if found.name == TORCHTITAN.name and case.row.experts and case.plans[0].compile:
         found = replace(found, logit_share=FUSED_LOGITS)
     if case.plans[0].precision == "fp8":

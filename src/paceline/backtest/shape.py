@@ -147,8 +147,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     since Hopper (2022) and queries that share keys (Ainslie et al. 2023, arXiv:2305.13245) are younger than
     FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it. Where scores are written, GPT's
     layers drop some of them, also those with experts: `--attention-dropout` of Megatron-LM is 0.1 unless it is given.
-    Encoders of Transformers wrote their scores until 2024 and later, model by model (`EsmSelfAttention`; BERT has
-    scaled_dot_product_attention since its version 4.41).
+    Encoders of Transformers wrote their scores until 2024 and later, model by model (from memory: `EsmSelfAttention`;
+    BERT has scaled_dot_product_attention since its version 4.41).
     """
     unfused = is_unfused(row.attention_kernel) or _noted_unfused(row)
     if not row.attention_kernel and not unfused:

@@ -33,8 +33,8 @@ RECOMPUTE = (
     ("none", r"^(none|no|off|false|0|disabled|nothing|save[-_ ]?all|everything_saveable)$"),
     ("full", r"^(full|true|yes|on|1|all|every|always|nothing_saveable|uniform)\b|^full[-_ /]"),
 )
-# Modules that Megatron-LM's selective recompute may name (`--recompute-modules` of training/arguments.py, read
-# 2026-11-28), as tables write them; attention's core is what it computes again unless they are named.
+# Modules that Megatron-LM's selective recompute may name, as tables write them; attention's core is what it computes
+# again unless they are named (`recompute_modules` of core/transformer/transformer_config.py, read 2026-11-28).
 MODULES = (
     ("core", r"core[-_ ]?attn|attention|attn"),
     ("norms", r"(?:layer)?norms?"),
