@@ -96,6 +96,7 @@ def _task_of(run_dir: Path, written: SavedSpec, given: Task | None) -> Spec:
 
     Raises ConfigError for a task of which something is an object of the program that trained it.
     """
+    from paceline.session.verbs.weights import with_kept_folder
     from paceline.task.settled import settle
 
     if given is not None:
@@ -110,7 +111,8 @@ def _task_of(run_dir: Path, written: SavedSpec, given: Task | None) -> Spec:
             f"a checkpoint has no more of them than a name, such as {objects[0].removeprefix(OF_A_PROGRAM)}",
             f'in that program: paceline.load_run("{run_dir}").evaluate(task=task)',
         )
-    return settle(spec_from_dict(written, origin="the checkpoint")).spec
+    spec = spec_from_dict(written, origin="the checkpoint")
+    return settle(dataclasses.replace(spec, task=with_kept_folder(run_dir, spec.task))).spec
 
 
 def _measuring(task: Task, metrics: Sequence[object]) -> Task:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from model_folders import write_model, write_tokenizer
 from runs import as_json, in_process, records_of
 from runs import paceline as run_command
 
@@ -131,6 +134,40 @@ def test_what_cannot_be_evaluated_is_told(folder: Path, tmp_path: Path) -> None:
     assert in_process("evaluate", folder / "run", "--step", "3").returncode == 2
     with pytest.raises(ConfigError, match="accurracy"):
         paceline.load_run(folder / "run").evaluate(metrics=["accurracy"])
+
+
+@pytest.mark.parametrize("adapter", ["", "{ kind = 'lora', rank = 2 }"], ids=["full", "LoRA"])
+def test_a_run_is_evaluated_in_the_tokens_it_knows_whatever_becomes_of_its_folder(tmp_path: Path, adapter: str) -> None:
+    pytest.importorskip("tokenizers")
+    model = write_tokenizer(write_model(tmp_path / "llama", "Llama"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(20):
+        (texts / f"{number}.txt").write_text(" ".join(f"{at} plus {number} is {at + number}" for at in range(9)))
+    settings = {"task.model": model, "task.data.source": texts, "task.data.seq_len": 8,
+                "task.data.cache_dir": tmp_path / "cache", "task.data.validation_fraction": 0.2,
+                "task.global_batch": "4 samples", "task.stop": "1 steps", "cluster.device": "cpu",
+                "cluster.devices": 1, "cluster.probe": "false", "plan.precision": "fp32", "run.dir": tmp_path / "run",
+                **({"task.adapter": adapter} if adapter else {})}  # fmt: skip
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = in_process("train", *words)
+    assert done.returncode == 0, done.stderr
+    before = [evaluated(tmp_path / "run", *other)["loss"] for other in ((), (texts,))]
+    told = json.loads((model / "tokenizer.json").read_text())
+    told["model"]["vocab"] = {word: (at + 1) % 204 for word, at in told["model"]["vocab"].items()}
+    (model / "tokenizer.json").write_text(json.dumps(told))
+    assert [evaluated(tmp_path / "run", *other)["loss"] for other in ((), (texts,))] == before
+    shutil.rmtree(model)
+    assert evaluated(tmp_path / "run")["loss"] == before[0]
+
+
+def test_a_folder_that_is_no_run_says_what_it_is(folder: Path) -> None:
+    (folder / "weights").mkdir()
+    (folder / "weights" / "config.json").write_text("{}")
+    for path, told in (("run/checkpoints", f"name the run: {folder / 'run'}"), ("", f"one of: {folder}"),
+                       ("weights", "the run that they came from")):  # fmt: skip
+        found = in_process("evaluate", folder / path)
+        assert found.returncode == 2 and told in found.stderr, found.stderr
 
 
 class Waves:

@@ -15,7 +15,7 @@ from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
-from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, folder_of, is_model_folder
+from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, TOKENIZER, folder_of, is_model_folder
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.huggingface.road import read_config
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
@@ -81,9 +81,7 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
 
     root = checkpoint_root(run_dir)
     if not root.is_dir():
-        raise ConfigError(
-            f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
-        )
+        raise ConfigError(f"'{run_dir}' holds no checkpoints", *_what_it_is(run_dir, root.name))
     listing = list_checkpoints(root)
     skipped, complete = list(listing.skipped), list(listing.complete)
     if step == BEST:
@@ -111,6 +109,18 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
     raise ConfigError(f"'{run_dir}' holds no checkpoint", f"{root} is empty", "let the run reach a checkpoint")
 
 
+def _what_it_is(path: Path, name: str) -> tuple[str, str]:
+    """Return what a folder without checkpoints is, and what to name in its place."""
+    if run := next((each for each in (path, *path.absolute().parents) if each.name == name), None):
+        return f"it is a part of the run {run.absolute().parent}", f"name the run: {run.absolute().parent}"
+    if any((path / file).is_file() for file in (CONFIG, "model.safetensors", "adapter_config.json")):
+        return "it holds weights for other programs", "name the directory of the run that they came from"
+    runs = sorted(each.parent for each in path.glob(f"*/{name}")) if path.is_dir() else []
+    if runs:
+        return "it is a folder of runs", f"one of: {', '.join(str(each) for each in runs[:8])}"
+    return f"it has no folder `{name}`", "paceline train SPEC makes one"
+
+
 def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = False) -> tuple[str, list[Path]]:
     """Write the weights of a checkpoint into `out` and return their format and the files.
 
@@ -124,7 +134,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
     tensors: Mapping[str, Tensor] = WholeTensors(chosen.path)
     task = without_teacher(spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
     base = task.model.starts_from if isinstance(task.model, ModelSpec) else ""  # the kept folder has no weights
-    task = _with_kept_model(run_dir, task)
+    task = with_kept_folder(run_dir, task)
     decoder = decoder_of(run_dir, task, tensors)
     if task.adapter.is_none and merge:
         raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
@@ -155,12 +165,21 @@ def _written(out: Path) -> list[Path]:
     return sorted({*weights, out / CONFIG})
 
 
-def _with_kept_model(run_dir: Path, task: Task) -> Task:
-    """Return a run's task with the model's folder that the run has kept a copy of, where it has."""
+def with_kept_folder(run_dir: Path, task: Task) -> Task:
+    """Return a run's task with the model's folder that the run has kept a copy of, where it has, and its tokenizer.
+
+    What was trained knows the tokens of that copy, whatever has become of the folder.
+    """
     model, kept = task.model, run_dir / KEPT
     if not isinstance(model, ModelSpec) or folder_of(model.name) is None or not is_model_folder(str(kept)):
         return task
     scheme = THEIRS if model.name.startswith(THEIRS) else ""
+    data, words = task.data, kept.absolute() / TOKENIZER
+    its_own = Path(model.name.removeprefix(THEIRS)).expanduser()
+    theirs = isinstance(data, DataSpec) and Path(data.tokenizer).expanduser() in (its_own, its_own / TOKENIZER)
+    if theirs and words.is_file():
+        assert isinstance(data, DataSpec)
+        task = dataclasses.replace(task, data=dataclasses.replace(data, tokenizer=str(words)))
     return dataclasses.replace(task, model=dataclasses.replace(model, name=f"{scheme}{kept.absolute()}"))
 
 
