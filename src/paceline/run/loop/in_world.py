@@ -142,6 +142,7 @@ class InWorld:
         self._second_look: SecondLook | None = None
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
+        self._stopped: bool = False  # whether a callback has ended training
         self._record: Recorder | SilentRecorder = SilentRecorder()
         self._notices = Notices(spec.run, self._generation.begun_after, self._generation.usd_before)
         self._enter(None)
