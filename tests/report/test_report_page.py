@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, MissingExtra, StorageError
-from paceline.observe.exports.tensorboard import TensorBoardWriter
+from paceline.observe.exports.tensorboard import TensorBoardWriter, export_tensorboard
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.report.charts import Band, Line, line_chart, stacked_bars
 from paceline.report.html import render_html
@@ -23,7 +23,6 @@ from paceline.report.scale import linear_ticks, log_ticks, scale_for, ticks_of
 from paceline.report.sections import spec_toml
 from paceline.report.style import CSS
 from paceline.report.summary import summarise
-from paceline.report.tensorboard import export_tensorboard
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import CheckpointRecord, DecisionRecord, StepRecord
 from paceline.spec.journal.record import now, read

@@ -11,6 +11,7 @@ from paceline.observe.exports.values import step_of, values_of
 from paceline.run.record.sink import OpenSink
 from paceline.said import say_line
 from paceline.spec.journal.kinds import DecisionRecord, FaultRecord, RunStarted, StepRecord
+from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
 from paceline.spec.run import RunSpec
 
@@ -121,3 +122,15 @@ class TensorBoardWriter:
     def _write(self, value: object, moment: float, step: int | None = None) -> None:
         summary, at = self._summary.Summary(value=[value]), self._step if step is None else step
         self._file.add_event(self._event.Event(wall_time=moment, step=at, summary=summary))
+
+
+def export_tensorboard(run_dir: Path) -> Path:
+    """Write the whole journal of a run as event files, in place of earlier ones, and return their folder."""
+    folder = Path(run_dir) / FOLDER
+    earlier = list(folder.glob("events.out.tfevents.*"))
+    with TensorBoardWriter(run_dir) as writer:
+        for record in read_records(Path(run_dir)):
+            writer.write(record)
+    for path in earlier:
+        path.unlink()
+    return folder

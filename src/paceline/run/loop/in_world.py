@@ -312,7 +312,7 @@ class InWorld:
             values, stopped = self._judge.values, self._stopped and was_stopped(self.dir, step, steps)
         elif self.world.is_first and step:
             values, stopped = values_on_record(self.dir, spec.judged, step), was_stopped(self.dir, step, steps)
-        self._stopped: bool = bool(self.world.share(stopped))
+        self._stopped = bool(self.world.share(stopped))
         return BestEvaluation(spec, steps, self.world.share(values))
 
     @property
