@@ -59,8 +59,7 @@ buffers of gradients, workspaces of libraries, keys that torch's ring repeats, w
 and of 2026-11-28 (what is kept in 8 bits, cuDNN's attention, activations beside a Grace, groups of shards, what
 recompute of attention's core does not send again) came from a
 look at what these very tables miss, each by the code of the program that ran, so even a table without its source is no
-blind one. The figures of tables without their source were made before the mends of the eighth round of 2026-11-28. And
-energy of whole runs that is published as hours times watts confirms the hours, not the watts.
+blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the watts.
 """
 
 # Said of rounds/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
