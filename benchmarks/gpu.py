@@ -99,11 +99,12 @@ class Measured:
 def plan_largest(options: argparse.Namespace, model: str, folder: str) -> tuple[Job, Planned, Candidate]:
     """Return the job with the most layers that fit and its largest micro-batch, as forecast."""
     whole = options.layers or NAMED_SIZES[model].layers
-    layers, most = whole, (0, None)
+    layers = whole
+    most: tuple[int, Any] = (0, None)
     low, high = 1, whole
     while low <= high:  # bisect: what fits with n layers fits with fewer
         try:
-            most = layers, _plan(options, model, layers, folder)  # type: ignore[assignment]
+            most = layers, _plan(options, model, layers, folder)
             low = layers + 1
         except DoesNotFit:
             if layers == 1:

@@ -7,6 +7,7 @@ memory, no logging, no saving. Only Paceline writes a record (its journal) every
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def paceline_loop(pacer: Pacer, job: Job, plan: dict[str, Any]) -> None:
     pacer.ready()
     for batch in run:
         stats = run.step(batch)
-        if not pacer.step_done(lambda loss=stats.loss: loss):  # type: ignore[misc]
+        if not pacer.step_done(functools.partial(float, stats.loss)):
             break
 
 

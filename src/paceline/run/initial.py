@@ -161,7 +161,7 @@ def start_model(
     """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it.
 
     Files of weights are not read where `read` is False, nor those of a named size drawn where nothing is made of them
-    meanwhile: a checkpoint is loaded into what is built, and drawing takes a second for each hundred million.
+    meanwhile: a checkpoint is loaded into what is built.
     """
     spec, vocab = task.model, source.vocab or 0
     if isinstance(spec, ModelSpec) and is_named(spec.name):

@@ -34,6 +34,7 @@ from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import cuts, whole_batch
+from paceline.verify.compare.work import CALL, FLOP, NUMBER, WorkSeen
 from paceline.verify.low.low import low
 from paceline.verify.process.start import exact_plan
 from paceline.verify.twin.proof_parts import BRIEF, WHOLE, Subject, jobs_of
@@ -235,9 +236,16 @@ def test_a_batch_of_ones_own_data_that_is_counted_in_tokens_has_as_many_rows() -
     assert job.spec.task.global_batch == Amount(96, "samples") and job.plan.batch_samples == ROWS
 
 
+def test_work_is_counted_by_hand() -> None:
+    left, right = torch.ones(4, 8), torch.ones(8, 16)
+    with WorkSeen() as seen:
+        torch.mm(left, right)
+    assert seen.seconds == pytest.approx(CALL + 64 * NUMBER + 1024 * FLOP)
+
+
 def test_a_large_model_has_few_rows_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
-    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_FLOPS", 1.0)
+    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-6)
     assert checked(task).equal
 
 

@@ -43,9 +43,9 @@ MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 # A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
 # experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
 MANY_ROWS = 64
-# That a piece of so many rows may take, by what few take: a large model has fewer. Half a second of a slow core; in
-# FLOPs (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
-MANY_FLOPS = 4e9
+# That a piece of so many rows may take, by what few take: a large model has fewer. They are reckoned from what is
+# computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
+MANY_SECONDS = 0.5
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -151,7 +151,7 @@ def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers
         return None
     with WorkSeen() as seen:
         _numbers(asked, program, turn, (few,))
-    rows = min(wanted, int(MANY_FLOPS / max(seen.flops / few, 1.0)))
+    rows = min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9)))
     if rows <= few:
         return None
     try:

@@ -21,7 +21,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,9 +33,9 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.proof.records import FirstDifference, LoopProof, Rounding
+from paceline.spec.proof.records import LoopProof
 from paceline.task.models.copied import copied
-from paceline.verify.compare.diagnosis import Traits, traits_of
+from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
@@ -117,8 +116,8 @@ def verify_loop(
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
         found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
-    judged = _judged(held, found, plan, traits, world)
-    found, rounding, first = judged.found, judged.rounding, judged.first
+    wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
+    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     first = first or buffers.apart(dtype, len(batches))
     verdict = verdict_of(first, rounding)
     result = LoopProof(
@@ -131,7 +130,7 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(_mistake(held, judged, first)),
+        mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
     return dataclasses.replace(result, text=loop_text(result))
 
@@ -217,38 +216,3 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
         require_different([held for _, held in parts], number)
     parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """How far a loop is from one device, what of it is rounding, what is wrong, and whether hooks explain it."""
-
-    found: list[Difference]
-    rounding: Rounding | None
-    first: FirstDifference | None
-    are_hooks: bool = False
-
-
-def _judged(held: HeldLoop, found: list[Difference], plan: Plan, traits: Traits, world: World) -> _Judged:
-    """Return what is wrong of all that was found.
-
-    One device that is given the hooks of the loop's weights explains a difference, and takes none away: a hook that
-    divides by the number of ranks once too often makes the same of its gradients. Every rank calls it.
-    """
-    dtype = plan.precision
-    wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
-    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
-    hooked = held.with_hooks() if first is not None else None
-    if hooked is None:
-        return _Judged(found, rounding, first)
-    with_them, reference = hooked
-    wrong, _ = beyond_rounding(with_them, dtype, reference.again() if reference is not None else None, world)
-    is_other = bool(wrong) or bool(world.share(reference and reference.not_a_sum))
-    return _Judged(found, rounding, first, are_hooks=not is_other)
-
-
-def _mistake(held: HeldLoop, judged: _Judged, first: FirstDifference) -> str | None:
-    """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""
-    if first.family in NAMED:
-        return None
-    return held.hooks_explain() if judged.are_hooks else held.mistake_of(first)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -20,11 +18,9 @@ from paceline.task.models.held import whole_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.loops.gradients import GradientsTaken
-from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named, not_called
-from paceline.verify.reference.steps import ReferenceStep
 
 Found = TypeVar("Found")
 OBJECTIVE = (
@@ -45,31 +41,10 @@ BUFFERS = (
     " the model, where the objective reads it"
 )
 HOOKS = (
-    "{name} has a hook (register_hook) that its copy on one device lacks, and one device that is given the loop's hooks"
-    " has other gradients too: plain=module, whose parameters have the hooks that belong to the model"
+    "{name} has a hook (register_hook) that its copy on one device lacks, and so has other gradients there: where it"
+    " belongs to the model, such as a mask, plain=module, whose parameters have it; one of the loop, such as a division"
+    " by the number of ranks, may be what is wrong"
 )
-HOOKS_EXPLAIN = (
-    "{name} has a hook (register_hook) that its copy on one device lacks, and one device that is given the loop's hooks"
-    " is equal: where they belong to the model, such as a mask, say so by plain=module, whose parameters have them; a"
-    " hook of the loop, such as a division by the number of ranks, is what is wrong"
-)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What a step of the loop has told, used and left on this rank."""
-
-    number: int
-    reported: float | None
-    gradients: Mapping[str, torch.Tensor]
-    weights: Mapping[str, torch.Tensor]  # after it, by name
-
-    def kept(self) -> _Made:
-        """Return the same where the loop changes nothing of it."""
-        gradients, weights = (
-            {name: tensor.detach().clone() for name, tensor in each.items()} for each in (self.gradients, self.weights)
-        )
-        return _Made(self.number, self.reported, gradients, weights)
 
 
 class HeldLoop:
@@ -93,8 +68,6 @@ class HeldLoop:
         self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
         self._last_seen: torch.Tensor | None = None
         self._buffers_apart: dict[int, str] = {}  # by the step that begins so, on rank 0
-        self._is_hooked = any(world.gather(bool(WeightHooks(weights)) and not reference.has_hooks))
-        self._made: list[_Made] = []  # of a loop whose weights have hooks
 
     def against(self, number: int, step: Callable[[], object], together: Batches) -> list[Difference]:
         """Make a step of the loop and return how far it is from one device's, in order of cause. Every rank calls it.
@@ -104,7 +77,7 @@ class HeldLoop:
         self._begin(number, together)
         with self._gradients.during():
             told = step()
-        world = self._world
+        world, layout = self._world, self._plan.layout
         gradients = self._gradients.of_step(number)
         whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
         seen = sampled(whole, named(self.reference.module))
@@ -114,52 +87,22 @@ class HeldLoop:
         if self._parts is not None and self.mistake is None and not frozen:
             self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
         self._last_seen = seen
-        made = _Made(number, reported, gradients, {n: w for n, w in self._weights.items() if n in self._start})
-        if self._is_hooked:
-            self._made.append(made.kept())
-        found = self._apart(made, expected)
+        found = []
+        if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
+            ours = expected.loss if reported is None else reported
+            found += number_differences({"loss": ours}, {"loss": expected.loss}, number, world)
+        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
         if not self._updates:
             load_weights(self.reference.module, self._weights)
-        return found
-
-    def _apart(self, made: _Made, expected: ReferenceStep) -> list[Difference]:
-        """Return how far a step is from one device's, in order of cause. Every rank calls it."""
-        world, layout, found = self._world, self._plan.layout, list[Difference]()
-        if any(each is not None for each in world.gather(made.reported)):  # a loop may tell it on rank 0 alone
-            ours = expected.loss if made.reported is None else made.reported
-            found += number_differences({"loss": ours}, {"loss": expected.loss}, made.number, world)
-        found += tensor_differences("gradients", made.gradients, expected.gradients, made.number, world, layout)
-        if self._updates:
-            given = (made.weights, expected.weights, made.number, world, layout, self._start)
-            found += tensor_differences("weights", *given)
-        return found
-
-    def with_hooks(self) -> tuple[list[Difference], LoopReference | None] | None:
-        """Return how far the loop is from one device whose weights have the loop's hooks, and that device on rank 0.
-
-        None where no weight has any, or one of them does not run there: it calls other ranks, say. Every rank calls it.
-        """
-        reference, steps = None, None
-        if self._is_hooked and self._world.is_first:
-            hooks = WeightHooks(self._weights)
-            with contextlib.suppress(Exception):  # whatever a hook raises on a tensor that is whole
-                reference, steps = self.reference.with_hooks(hooks, self._plan.precision)
-        steps = self._world.share(steps) if self._is_hooked else None
-        if steps is None:
-            return None
-        found = [self._apart(made, expected) for made, expected in zip(self._made, steps, strict=True)]
-        return [difference for each in found for difference in each], reference
-
-    def hooks_explain(self) -> str:
-        """Return what is said of a loop that is equal to one device with the loop's hooks, and to no other."""
-        return HOOKS_EXPLAIN.format(name=WeightHooks(self._weights).first)
+            return found
+        after = {name: weight for name, weight in self._weights.items() if name in self._start}
+        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
 
     def mistake_of(self, first: FirstDifference) -> str | None:
         """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""
         name = self._buffers_apart.get(first.step) if first.quantity == "loss" else None
-        hooked = WeightHooks(self._weights)
-        if first.quantity == "gradients" and hooked and not self.reference.has_hooks:
-            hooks = HOOKS.format(name=hooked.first)
+        if first.quantity == "gradients" and (hooked := _hooked(self._weights, self.reference.module)):
+            hooks = HOOKS.format(name=hooked)
             return f"{self.mistake}; or {hooks}" if self.mistake else hooks
         return self.mistake or (BUFFERS.format(name=name, step=first.step) if name else None)
 
@@ -222,6 +165,14 @@ def loss_told(told: object) -> float | None:
             "what it returns is compared with one device's loss per item",
             "the loss per item over all ranks, or None to leave it out",
         ) from None
+
+
+def _hooked(weights: Mapping[str, nn.Parameter], single: nn.Module) -> str:
+    """Return the name of a parameter that has a hook on its gradient, and has none in the reference; "" where none."""
+    known = named(single)
+    return next(
+        (name for name, weight in weights.items() if weight._backward_hooks and not known[name]._backward_hooks), ""
+    )
 
 
 def buffers_apart(model: nn.Module, other: nn.Module) -> list[str]:

@@ -1,7 +1,8 @@
 """Hooks on the gradients of weights (`register_hook`), which a copy of a module lacks.
 
 A hook of a loop's weight may belong to the model (a mask, a factor), and then one device has it too, or to the loop (a
-sum over ranks, a division by their number), and then one device has none. A loop is right where it equals either.
+sum over ranks, a division by their number), and then one device has none. Nothing tells the two apart: the model's are
+those of the module that the caller says is plain.
 """
 
 from __future__ import annotations
@@ -21,14 +22,6 @@ class WeightHooks:
         self._hooks: dict[str, list[Callable[[Tensor], Tensor | None]]] = {
             name: list(weight._backward_hooks.values()) for name, weight in weights.items() if weight._backward_hooks
         }
-
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
-
-    @property
-    def first(self) -> str:
-        """The name of the first weight with a hook, "" where none has."""
-        return next(iter(self._hooks), "")
 
     def put(self, module: nn.Module) -> nn.Module:
         """Give these hooks to the weights of a module, which has none, and return it."""

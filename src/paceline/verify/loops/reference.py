@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,11 +71,6 @@ class LoopReference:
         self._made: list[_Begun] = []
         self._starts: list[nn.Module] = []  # the module before the first step; before every one without an optimizer
 
-    @property
-    def has_hooks(self) -> bool:
-        """Whether its weights have hooks."""
-        return bool(self._hooks)
-
     def begin(self, batches: Batches, dtype: str) -> MicroBatches:
         """Compute the gradients of a step on all parts' micro-batches, and return what each of these gave.
 
@@ -93,29 +87,12 @@ class LoopReference:
                 parts = self._backward(self.module, batches)
             self._made.append(_Begun(batches, parts))
             if is_first:
-                self.not_a_sum = self._not_a_sum(parts, dtype)
+                pieces = [_on_cpu(piece) for part in batches for piece in part]
+                self.not_a_sum = not_a_sum(
+                    self._starts[0], self._hooks.copied, self._objective, pieces, parts, dtype,
+                    lambda: torch.finfo(self._narrowest().dtype).eps,
+                )  # fmt: skip
         return parts
-
-    def _not_a_sum(self, parts: MicroBatches, dtype: str) -> FirstDifference | None:
-        """Return what says that the first step's loss, or its gradient, is no sum over rows; None where it is."""
-        pieces = [_on_cpu(piece) for part in self._made[0].batches for piece in part]
-        return not_a_sum(
-            self._starts[0], self._hooks.copied, self._objective, pieces, parts, dtype,
-            lambda: torch.finfo(self._narrowest().dtype).eps,
-        )  # fmt: skip
-
-    def with_hooks(self, hooks: WeightHooks, dtype: str) -> tuple[LoopReference, list[ReferenceStep]]:
-        """Return one device whose weights have hooks beside its own, and the steps of this one as that one makes them.
-
-        Raises whatever a hook raises, and ConfigError where one calls other ranks.
-        """
-        other = copy.copy(self)
-        other._hooks = hooks
-        with torch.random.fork_rng(devices=[]), NoPeers():
-            torch.default_generator.manual_seed(ASIDE)
-            first = other._backward(hooks.copied(self._starts[0]), self._made[0].batches)
-            other.not_a_sum = other._not_a_sum(first, dtype)
-            return other, [step for _, step in other._computed(len(self._made), None)]
 
     def finish(self, frozen: Collection[str] = ()) -> ReferenceStep:
         """Update the module, without the gradients of what the loop has frozen, and return the step's numbers."""
