@@ -125,7 +125,7 @@ def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:
 def _jobs(words: list[str], patch: pytest.MonkeyPatch) -> list[Job]:
     """Return what a command would run."""
 
-    def ask(jobs: Sequence[Job], *_: object) -> list[Result]:
+    def ask(jobs: Sequence[Job], *_: object, **__: object) -> list[Result]:
         raise _Asked(jobs)
 
     patch.setattr(start, "run_jobs", ask)
@@ -155,7 +155,7 @@ def _goes_on(result: Result) -> bool:
 
 def _answer(words: list[str], results: list[Result], patch: pytest.MonkeyPatch) -> Proven:
     """Return what a command says of these results."""
-    patch.setattr(start, "run_jobs", lambda jobs, *_: results)
+    patch.setattr(start, "run_jobs", lambda jobs, *_, **__: results)
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as errors:
         code = main(words)
     told = json.loads(said.getvalue() or "{}")

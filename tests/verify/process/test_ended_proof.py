@@ -9,9 +9,10 @@ import pytest
 from runs import write_corpus
 
 from paceline.cli.main import main
+from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.supervise.supervisor import Outcome
-from paceline.verify.process import start
+from paceline.verify.process import start, worker
 from paceline.verify.process.group import Job, Result, _failure
 
 SPEC = """
@@ -46,7 +47,7 @@ def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int, d
     """Have the part after so many equal ones end with an error; return the jobs, as soon as they are known."""
     asked: list[Job] = []
 
-    def run(jobs: Sequence[Job], *_: object) -> Iterator[Result]:
+    def run(jobs: Sequence[Job], *_: object, **__: object) -> Iterator[Result]:
         asked.extend(jobs)
         yield from [CheckProof(True, dtype, 1, 0.1, {}, None)] * after
         yield _failure(Outcome(1, error=error))
@@ -91,3 +92,18 @@ def test_an_error_that_says_what_to_do_stays_as_it_is(
     ends_with(monkeypatch, SAID, 1)
     assert main(command) == 1
     assert capsys.readouterr().err.count("the rows do not fit\n  because  they are eight\n  try      sixteen") == 1
+
+
+def test_parts_after_one_that_failed_are_left_out_and_those_before_it_are_not(tmp_path: Path) -> None:
+    """All parts of a proof ran into the same error one after the other: 50 s for a task of damaged samples."""
+    rows = [worker.Row(tmp_path, Plan(), "steps", False, 1, number) for number in (3, 0, 2, 1)]
+    told = tmp_path / "result.jsonl"
+    told.touch()
+    assert worker._still_asked(rows, [1, 2, 3], told) == [1, 2, 3]
+    needs = {"exit_code": 2, "error": {"error": "NeedsWholeWeights", "what": "it is told again on copies"}}
+    worker._tell(told, 3, failed=needs)
+    assert worker._still_asked(rows, [1, 2], told) == [1, 2]
+    died = {"exit_code": 137, "error": None}
+    worker._tell(told, 2, failed=died)
+    assert worker._still_asked(rows, [0, 1], told) == [1], "the part before it may say more"
+    assert worker._lines(told)[-1] == {"job": 0, "failed": died}

@@ -52,12 +52,17 @@ class Job:
 
 
 def run_jobs(
-    jobs: Sequence[Job], steps: int, told: TellsResult | None = None, standby: StartsApart | None = None
+    jobs: Sequence[Job],
+    steps: int,
+    told: TellsResult | None = None,
+    standby: StartsApart | None = None,
+    until_failed: bool = False,
 ) -> list[Result]:
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
-    the jobs that are left run all the same: one layout that fails says nothing of the next. A story that goes on where
+    the jobs that are left run all the same: one layout that fails says nothing of the next. Where all are parts of one
+    proof, `until_failed`, those after it have its error, and do not run. A story that goes on where
     weights are in parts, and meets a model that needs them whole, is told again on copies. The process that forks
     their ranks is itself forked from `standby`, where there is one, and imports nothing then.
     """
@@ -77,7 +82,7 @@ def run_jobs(
 
     while left := [index for index in _order(jobs) if index not in results]:
         again.clear()
-        outcome = _run({index: jobs[index] for index in left}, steps, take, standby)
+        outcome = _run({index: jobs[index] for index in left}, steps, take, standby, until_failed)
         if lost := [index for index in left if index not in results and index not in again]:
             take(lost[0], _failure(outcome))
     return [results[index] for index in range(len(jobs))]
@@ -94,21 +99,23 @@ def _order(jobs: Sequence[Job]) -> list[int]:
     return sorted(range(len(jobs)), key=keys.__getitem__)
 
 
-def _run(jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: StartsApart | None) -> Outcome:
+def _run(
+    jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: StartsApart | None, until_failed: bool
+) -> Outcome:
     """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
     with Scratch("verify") as name:
         folder, rows = Path(name), []
         handed: list[tuple[Spec, str]] = []
-        for job in jobs.values():
+        for number, job in jobs.items():
             at = next((at for spec, at in handed if spec == job.spec), "")
             if not at:
                 part = folder / str(len(handed))
                 part.mkdir()
                 at = str(hand_over(job.spec, part))
                 handed.append((job.spec, at))
-            row = {"check": job.check, "masked": job.masked, "steps": job.steps or steps}
+            row = {"check": job.check, "masked": job.masked, "steps": job.steps or steps, "number": number}
             rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), **row})
-        (folder / "request.json").write_text(json.dumps({"jobs": rows}))
+        (folder / "request.json").write_text(json.dumps({"jobs": rows, "until_failed": until_failed}))
         result = folder / "result.jsonl"
         words = [str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable. Its process forks them,

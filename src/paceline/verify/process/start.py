@@ -178,7 +178,7 @@ def verify_plan(
         dtypes = ("fp64",)
     jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
     results: list[CheckProof] = []
-    for result in run_jobs(jobs, steps, None, standby):
+    for result in run_jobs(jobs, steps, None, standby, until_failed=True):
         if isinstance(result, PacelineError):
             if all(known.equal for known in results):
                 raise _ended(result, plan, jobs, results) from result

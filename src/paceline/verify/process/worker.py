@@ -1,8 +1,9 @@
 """The process of proofs: `python -m paceline.verify.process.worker REQUEST RESULT`, one for any number of ranks.
 
-REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
-first. RESULT gets a line of JSON for each job, as soon as it is done: {job: its place, result: the comparison's
-record}, or {job: its place, failed: how its ranks ended}.
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps, number: which part of the
+proof}], until_failed: whether parts after one that fails are left out}, plans of the most ranks first. RESULT gets a
+line of JSON for each job, as soon as it is done: {job: its place, result: the comparison's record}, or {job: its place,
+failed: how its ranks ended}.
 
 The process imports all that a proof needs, once, and forks the ranks for every few jobs: imports are seconds of
 computing per process, and nearly all that a small proof takes. What forked ranks leave behind ends with them: torch's
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import DataError, NothingToLearn, Requeue
+from paceline.errors import DataError, NeedsWholeWeights, NothingToLearn, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
@@ -59,6 +60,7 @@ class Row:
     check: CheckName
     masked: bool
     steps: int
+    number: int = 0  # which part of the proof it is
 
 
 def main() -> int:
@@ -68,7 +70,7 @@ def main() -> int:
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
     rows = [
-        Row(Path(job["spec"]), plan_from_dict(job["plan"]), job["check"], job["masked"], job["steps"])
+        Row(Path(job["spec"]), plan_from_dict(job["plan"]), job["check"], job["masked"], job["steps"], job["number"])
         for job in request["jobs"]
     ]
     result_path.touch()
@@ -79,7 +81,7 @@ def main() -> int:
     lanes = lanes_here(len(rows))
     groups = in_groups([row.plan.layout.devices for row in rows], lanes)
     with handed_out(len(groups)) as next_group:
-        work = functools.partial(_in_turn, rows, groups, next_group, read, result_path)
+        work = functools.partial(_in_turn, rows, groups, next_group, read, result_path, request["until_failed"])
         if min(lanes, len(groups)) == 1:
             return work()
         return supervise_started(functools.partial(fork, work), lanes, os.environ).exit_code
@@ -91,11 +93,12 @@ def _in_turn(
     next_group: Callable[[], int | None],
     read: ReadOnce,
     result_path: Path,
+    until_failed: bool,
 ) -> int:
     """Do the jobs of groups, one group after the other, and return the exit code: not 0 only where asked to stop."""
     while (number := next_group()) is not None:
         left = list(groups[number])
-        while left:
+        while left := _still_asked(rows, left, result_path) if until_failed else left:
             outcome = _in_forks({place: rows[place] for place in left}, read, result_path)
             if outcome.exit_code in STOPPED:
                 return outcome.exit_code
@@ -104,6 +107,25 @@ def _in_turn(
             if left:  # the next one of them is the one that failed
                 _tell(result_path, left.pop(0), failed=dataclasses.asdict(outcome))
     return 0
+
+
+def _still_asked(rows: Sequence[Row], places: Sequence[int], result_path: Path) -> list[int]:
+    """Return the places of the jobs that come before the first part that has failed; what comes after has failed so.
+
+    Who reads the proof goes through its parts in their order, and ends at that one.
+    """
+    failed = [
+        (rows[told["job"]].number, told["failed"])
+        for told in _lines(result_path)
+        if "failed" in told and (told["failed"]["error"] or {}).get("error") != NeedsWholeWeights.__name__
+    ]
+    if not failed:
+        return list(places)
+    first, how = min(failed, key=lambda each: each[0])
+    for place in places:
+        if rows[place].number > first:
+            _tell(result_path, place, failed=how)
+    return [place for place in places if rows[place].number < first]
 
 
 def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
@@ -261,8 +283,12 @@ def _tell(path: Path, job: int, **told: object) -> None:
 
 def _told(path: Path) -> set[int]:
     """Return the places of the jobs whose results are there."""
-    lines = path.read_text().split("\n")[:-1]  # what another process is about to write may be there in part
-    return {int(json.loads(line)["job"]) for line in lines}
+    return {int(told["job"]) for told in _lines(path)}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the results that are there; what another process is about to write may be there in part."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 if __name__ == "__main__":
