@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,6 +385,12 @@ def test_a_save_that_waits_for_what_nobody_sends_holds_up_no_recovery(
     """Training waited in the next save for it, until the process was ended by force (15 s of an idle machine)."""
     word = tmp_path / "world" / ABORT_NAME
     word.parent.mkdir()
+    wait = SaveInFlight.wait
+
+    def waits(flight: SaveInFlight, is_vain: Callable[[], bool]) -> bool:
+        word.touch()  # now, not before: a step that is under way would end at the word by itself
+        return wait(flight, is_vain)
+
     monkeypatch.delenv(NODE_VARIABLE, raising=False)
     monkeypatch.setattr(listener, "ON_ONE_MACHINE_SECONDS", 0.0)
     monkeypatch.setattr(keeper, "ABANDON_SECONDS", 0.05)
@@ -395,7 +402,7 @@ def test_a_save_that_waits_for_what_nobody_sends_holds_up_no_recovery(
                 monkeypatch.setenv(ERROR_FOLDER, str(word.parent))
                 monkeypatch.setenv(CONTROL_VARIABLE, "control")
                 listener.listen_for_abort(run.world.device)
-                word.touch()
+                monkeypatch.setattr(SaveInFlight, "wait", waits)
                 monkeypatch.setattr(run, "_reformed", lambda: bool(run._keeper.abandon()))
                 with pytest.raises(RuntimeError, match="the save of step 2 with it") as told:
                     run.step(batch)
