@@ -12,7 +12,7 @@ from runs import in_process, records_of, steps_of, write_corpus, write_spec
 from tests_shared import plan_of
 
 from paceline.report.build import write_report
-from paceline.run.loop import in_world
+from paceline.run.evaluate import best
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
@@ -68,8 +68,8 @@ def test_who_survives_a_world_judges_by_what_it_knows_as_by_the_journal(
     training = train(path)
     read = training._judge_of_record()
     assert list(read.values) == [2, 4, 6]
-    monkeypatch.delattr(in_world, "values_on_record")
-    monkeypatch.delattr(in_world, "was_stopped")
+    monkeypatch.delattr(best, "values_on_record")
+    monkeypatch.delattr(best, "was_stopped")
     assert training._judge_of_record(survives=True) == read
     training.progress = Progress(4, 4 * 14)
     assert list(training._judge_of_record(survives=True).values) == [2, 4], "it goes on before the last one"

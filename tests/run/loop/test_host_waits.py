@@ -14,7 +14,7 @@ from torch import nn
 from paceline.run.assemble import assemble
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
+from paceline.run.numerics.host_numbers import NumbersOnTheWay, one_vector
 from paceline.run.numerics.invariants import held_by
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import paceline.run.initial as initial
 import paceline.task.models.layers.products as products
-from paceline.run.loop.numbers import NumbersOnTheWay
+from paceline.run.numerics.host_numbers import NumbersOnTheWay
 
 NO_VALUES = torch.device("meta")
 

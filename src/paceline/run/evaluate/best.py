@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, suggestion
 from paceline.run.loop.evaluate import EvaluationResult
+from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import number
@@ -89,6 +90,27 @@ def called_off(name: str, because: str, step: int, steps: int) -> DecisionRecord
     return DecisionRecord(
         CALLED_OFF, f"{steps} steps", f"{step} steps", f"{name}: {because}", {"step": step, "steps": steps}
     )
+
+
+def judged_so_far(
+    run_dir: Path, world: World, spec: EvaluateSpec, step: int, steps: int,
+    known: tuple[BestEvaluation, bool] | None = None,
+) -> tuple[BestEvaluation, bool]:  # fmt: skip
+    """Return what judges evaluations of a run of so many steps, with those up to one, and if a callback has ended it.
+
+    Every rank calls it. The first rank reads the journal; where that rank survives a world it gives what is `known` so
+    far instead, since a long run's journal is not read while all wait.
+    """
+    values, stopped = dict[int, float](), False
+    if world.is_first and step:
+        judge, may_have_stopped = known or (None, True)
+        if judge is None:
+            values = values_on_record(run_dir, spec.judged, step)
+        else:
+            judge.forget_after(step)
+            values = judge.values
+        stopped = may_have_stopped and was_stopped(run_dir, step, steps)
+    return BestEvaluation(spec, steps, world.share(values)), bool(world.share(stopped))
 
 
 def was_stopped(run_dir: Path, step: int, steps: int) -> bool:

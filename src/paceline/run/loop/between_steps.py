@@ -13,8 +13,8 @@ from paceline.errors import ConfigError, DataError, NothingToLearn, PacelineErro
 from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
 from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
-from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.next_world import NextWorld
 from paceline.run.loop.resume import Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
@@ -43,7 +43,7 @@ from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
 
 
-class BetweenSteps(InWorld):
+class BetweenSteps(NextWorld):
     """The duties of a rank that follow a step, and what a loop may ask for between two: evaluations and saves."""
 
     def _begin(self) -> None:
@@ -74,7 +74,7 @@ class BetweenSteps(InWorld):
 
     def _after(self, stats: StepStats, batch: StepBatch, is_made_up: bool = False) -> None:
         """Do what follows a step; `is_made_up` where a lost peer has cut that short, and what was read is counted."""
-        step = stats.step
+        step, counts = stats.step, self._in_steps
         self._mark()
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
@@ -83,11 +83,11 @@ class BetweenSteps(InWorld):
         self._tell_step(stats, batch)
         last = step == self.brief.steps or self._stopped
         chosen = self._tell_what_came(stats, batch, last)
-        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
+        if counts.check_every and (is_due(step, self._first_step, counts.check_every) or last):
             self._check(stats, chosen, last)
-        if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
+        if evaluates := bool(counts.evaluate_every and (step % counts.evaluate_every == 0 or last)):
             last = self._evaluate_here(step, last)
-        if self._write_every and (step % self._write_every == 0 or last):
+        if counts.write_every and (step % counts.write_every == 0 or last):
             self._write(step)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
@@ -163,7 +163,7 @@ class BetweenSteps(InWorld):
             return
         coming = self._under.longest(self._passed_over.position_from(self.progress.position), stats.step + 1)
         growth = self._pressure.growth(self._under.longest(stats.position_before, stats.step), coming)
-        if growth > 1.0 or is_due(stats.step, self._first_step, self._check_every or LOOKS_EVERY):
+        if growth > 1.0 or is_due(stats.step, self._first_step, self._in_steps.check_every or LOOKS_EVERY):
             self._ease(stats.step, growth)
 
     def _save_here(self, step: int, evaluates: bool, last: bool) -> None:

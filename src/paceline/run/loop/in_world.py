@@ -1,12 +1,12 @@
-"""A run on this rank in the world it is in: built under its plan, taken down, and built again in the next world."""
+"""A run on this rank in the world it is in: built under its plan, and taken down."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,27 +14,25 @@ from torch import nn
 
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.checkpoint.tiers.remote import RUN
-from paceline.errors import ConfigError, ExhaustedTogether, OutOfMemory, StorageError, exhausted_by
+from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
-from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.callbacks.callbacks import Callbacks
-from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
+from paceline.run.evaluate.best import BestEvaluation, judged_so_far
 from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import KeepsState, Progress, Restored, RunIdentity, state_tensors
-from paceline.run.loop.sources import open_sets, open_together
+from paceline.run.loop.sources import open_data
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
-from paceline.run.memory.exhausted import out_of_memory, tell_peers, told_by_peer, told_together
+from paceline.run.memory.exhausted import out_of_memory
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.run_health import TrainingHealth
 from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.alike import hashes_differ
-from paceline.run.process.groups import Groups, abort_groups
 from paceline.run.process.roll_call import RollCall
-from paceline.run.process.world import World, join_next
+from paceline.run.process.world import World
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
@@ -43,14 +41,14 @@ from paceline.run.record.tally import RankTally
 from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.budget import RunBudgets, budget_of
 from paceline.run.survive.health.passed_over import PassedOver
-from paceline.run.survive.health.pressure import MemoryPressure
+from paceline.run.survive.health.pressure import MemoryPressure, as_settled
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.listener import listen_for_abort, watch_updates
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
-from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
+from paceline.run.survive.replay import step_on_record
 from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.run.survive.saving.known_saves import KnownSave, agreed_save, seconds_on_record
 from paceline.run.survive.saving.remote_copies import RemoteCopies
@@ -59,23 +57,17 @@ from paceline.run.survive.survivor import (
     Brought,
     bring_together,
     call_of_supervisor,
-    hold,
-    is_lost_peer,
     let_go,
-    next_place,
     why_not_reformed,
-    without_frames,
 )
-from paceline.run.survive.unrecorded import give_back, unrecorded_under
-from paceline.spec.amounts import in_steps
-from paceline.spec.journal.settled import settled_micro_batch
+from paceline.run.survive.telling import telling
+from paceline.run.survive.unrecorded import give_back
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.steps.counts import step_counts
 from paceline.spec.sync import refuse_between
-from paceline.supervise.control import Waits
-from paceline.supervise.supervisor import is_supervised
-from paceline.supervise.told.brief import Brief, take_brief
+from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import REFORMED, Generation, take_generation
 from paceline.task.data.described import described
 from paceline.task.data.listed_once import list_anew
@@ -86,11 +78,10 @@ from paceline.task.models.huggingface.export import keep_folder
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import course_of
 from paceline.task.settled import settle
-from paceline.units import Amount
 
 
 class InWorld:
-    """What a run has on this rank, in one world after the other. The training loop stands on it."""
+    """What a run has on this rank in the world that the rank is in. The training loop stands on it."""
 
     def __init__(
         self,
@@ -115,28 +106,26 @@ class InWorld:
         self._meter = MemoryMeter(world.device)
         self._open_data()
         list_anew()
-        self._warmup = self._steps(task.schedule.warmup) or 0
-        self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        self._check_every = self._steps(spec.run.check_every)
-        self._write_every = self._steps(task.samples.every)
-        self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
+        samples, has_held_out = self.source.samples, bool(self.held_out)
+        self._in_steps = counts = step_counts(
+            spec, brief.steps, brief.plan.batch_samples, brief.items_per_sample, samples, has_held_out
+        )
         refuse_between(
             brief.plan.sync,
             {
                 "task.stop": brief.steps,
-                "run.evaluate_every": self._evaluate_every,
-                "task.samples.every": self._write_every if task.samples.prompts else None,
+                "run.evaluate_every": counts.evaluate_every,
+                "task.samples.every": counts.write_every if task.samples.prompts else None,
             },
         )
         peak, schedule = task.optimizer.lr, task.schedule
-        course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
+        course = course_of(schedule, peak, brief.steps, counts.warmup, counts.decay)
         self._callbacks = Callbacks(task.callbacks)
         kept: dict[str, KeepsState] = {"callbacks": self._callbacks} if task.callbacks else {}
         self._run_name = kept[RUN] = RunName(bool(spec.run.checkpoints.remote))
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
         observe, self._samples = spec.run.observe, SamplesOfFirst()
-        every = self._steps(observe.health_every) or 1
-        self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
+        self._health = TrainingHealth(counts.health_every, HealthJudge()) if observe.health else None
         told = seconds_on_record(run_dir) if world.is_first and spec.run.recovery.notice is not None else 0.0
         self._saved = KnownSave(seconds=told)
         self._second_look: SecondLook | None = None
@@ -154,14 +143,7 @@ class InWorld:
     def _open_data(self) -> None:
         """Open what is trained on and what is held out. Every rank calls it."""
         with self._telling(self.brief.plan, ("data", 0)):
-            self._open_sources()
-
-    def _open_sources(self) -> None:
-        task = self.spec.task
-        self.source, self.held_out = open_together(task.data, task.seed, self.world)
-        self._sets = open_sets(task, self.world, self.held_out or self.source)
-        if self.held_out is None and self._sets:  # then the first of them is what is evaluated
-            self.held_out = self._sets.pop(next(iter(self._sets)))
+            self.source, self.held_out, self._sets = open_data(self.spec.task, self.world)
 
     def _take_place(self, generation: Generation) -> None:
         """Note which generation's world this is, and how the supervisor would call this rank out of it."""
@@ -205,8 +187,8 @@ class InWorld:
         if is_new:
             self._record = self._open_record()
         if is_new or not held:  # who goes on with the records goes on with the copies that are under way
-            saved = self.spec.run.checkpoints
-            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record, self.progress.step)
+            saved, every = self.spec.run.checkpoints, self._in_steps.remote_every
+            self._remote = RemoteCopies(saved, every, self._record, self.progress.step)
         self._open_keeper(restored.path if restored and not together else None)
         if is_new:
             if not restored:
@@ -242,8 +224,7 @@ class InWorld:
 
         `restored` is the checkpoint on disk from which they go on, if they do.
         """
-        often = (self.spec.run.checkpoint_every, self.spec.run.checkpoints.memory_every)
-        every = tuple(self._steps(amount) for amount in often)
+        every = self._in_steps.checkpoint_every, self._in_steps.memory_every
         known = agreed_save(self._saved, restored, self.world)
         self._keeper = CheckpointKeeper(
             self._run, self._record, self._fence, every, known, self._remote, self.progress.step
@@ -259,31 +240,13 @@ class InWorld:
         self._agreed = Agreed(remembers=copies > 1 and self._call is not None)
         if restored:
             self._agree()
-        self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
+        is_known = restored and not restored.data_changed
+        plan = self.brief.plan
+        self._expected = step_on_record(self._run, self.world, self.progress, plan) if is_known else None
 
     def _agree(self) -> None:
         """Note the state at hand as what the ranks agree on: they have compared it, or a checkpoint was its source."""
         self._agreed.after(self.progress.step, state_tensors(self._under.built) if self._agreed.remembers else {})
-
-    def _change_world(self, world: World) -> None:
-        """Take this rank's place in another world, whose process group is the one that this process is in by now.
-
-        Raises ConfigError where the rank that records is not the first one any more.
-        """
-        if world.is_first is isinstance(self._record, SilentRecorder):
-            raise ConfigError(
-                f"rank {self.world.rank} of a run is rank {world.rank} of its next world",
-                "the first rank has the records of the run, and stays the first one",
-                "let ranks keep their order",
-            )
-        self._leave_node()
-        self._keeper.abandon()
-        self._saved = self._keeper.known
-        self.world, attempt = world, self._record.attempt if isinstance(self._record, Recorder) else 0
-        self._call_roll()
-        self._points = points_of(self.spec.run, self.dir, world.rank, world.size)
-        self._passed_over = PassedOver(self.dir, world)
-        self._node = NodeWatch(self.spec.run, self.dir, world, attempt, self._samples)
 
     def _metrics_under(self, plan: Plan) -> dict[str, tuple[Metric, ...]]:
         """Return the metrics of every held-out set. Raises ConfigError for those that cannot be had under the plan."""
@@ -305,31 +268,15 @@ class InWorld:
 
         A first rank that `survives` a world knows them: a long run's journal is not read while all wait.
         """
+        known = (self._judge, self._stopped) if survives else None
         spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
-        values, stopped = dict[int, float](), False
-        if self.world.is_first and survives:
-            self._judge.forget_after(step)
-            values, stopped = self._judge.values, self._stopped and was_stopped(self.dir, step, steps)
-        elif self.world.is_first and step:
-            values, stopped = values_on_record(self.dir, spec.judged, step), was_stopped(self.dir, step, steps)
-        self._stopped = bool(self.world.share(stopped))
-        return BestEvaluation(spec, steps, self.world.share(values))
+        judge, self._stopped = judged_so_far(self.dir, self.world, spec, step, steps, known)
+        return judge
 
     @property
     def _is_over(self) -> bool:
         """Whether training has ended before its planned end: by early stopping, or by a callback."""
         return self._stopped or self._judge.is_over
-
-    def _step_before(self) -> StepBefore | None:
-        """Return what the journal says of the step that comes next, on all ranks."""
-        run = self.spec.run
-        if not run.replay:
-            return None
-        switches = [getattr(run, name) for name in SWITCHES]
-        asked = self.progress, self.brief.plan, switches, self._run.fingerprint
-        found = expected_step(self.dir, *asked) if self.world.is_first else None
-        shared: StepBefore | None = self.world.share(found)
-        return shared
 
     def _open_record(self) -> Recorder:
         """Return what rank 0 records by."""
@@ -337,7 +284,7 @@ class InWorld:
             self._lock = take(self.dir)
         self._fence = self._lock.check_saving
         journal = Journal(self.dir, self._lock.check, self.spec.run.group_read)
-        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1, self._notices.steps_left)
+        status = StatusLine(self.brief, self._in_steps.log_every, self._notices.steps_left)
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
         record = Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
         journal.tell_by(record.fault, record.decided)
@@ -345,7 +292,7 @@ class InWorld:
 
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
-        plan = self._as_settled(plan, world)
+        plan = as_settled(self._run, plan, world)
         with self._telling(plan):
             # What a later generation could find in remote storage, this call has copied there from the run's directory.
             is_first = self._generation.number == 1
@@ -355,8 +302,7 @@ class InWorld:
         self._points.bind(under.built.stepper)
         watch_updates(under.built.stepper.last_update)
         run = self.spec.run
-        looks_every = self._steps(run.health.recompute_every)
-        if looks_every:
+        if looks_every := self._in_steps.recompute_every:
             self._second_look = SecondLook(looks_every, plan, world, run.deterministic, self._second_look)
         self._stragglers = Stragglers(run.health, world, under, self.dir)
         self._tally = RankTally(world)
@@ -366,13 +312,6 @@ class InWorld:
         if self.spec.plan.confirms:
             self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)
         return under
-
-    def _as_settled(self, plan: Plan, world: World) -> Plan:
-        """Return the plan with the micro-batch that the run has settled on so far, where it is the run's to settle."""
-        if not self.spec.plan.confirms:
-            return plan
-        settled: int | None = world.share(settled_micro_batch(self.dir, plan) if world.is_first else None)
-        return plan if settled is None else with_micro_batch(plan, settled)
 
     @property
     def model(self) -> nn.Module:
@@ -384,53 +323,23 @@ class InWorld:
         """What updates the model."""
         return self._under.built.optimizer
 
-    def _told(
-        self, error: BaseException, building: Plan | None = None, at: tuple[str, int] | None = None
-    ) -> BaseException:
-        """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on.
-
-        Where no supervisor of ours hears of a peer's, this rank that has lost the peer says the same. `building` is the
-        plan whose model and optimizer are not there yet, `at` the phase and step where no point has told them. What a
-        call found no memory for on which ranks agree comes to every rank, and each tells what that one rank knows.
-        """
-        if is_lost_peer(error) and not is_supervised():
-            return told_by_peer() or error
-        together = error if isinstance(error, ExhaustedTogether) else None
-        if together and (together.rank != self.world.rank or together.__cause__ is None):
-            return told_together(together, None, self.world)
-        if (exhausted := exhausted_by((together and together.__cause__) or error)) is None:
-            return error
+    def _out_of_memory(
+        self, building: Plan | None, at: tuple[str, int] | None, exhausted: BaseException, save_step: int | None = None
+    ) -> OutOfMemory:
+        """Return the error of an exhausted memory. Arguments as of `_telling`; `save_step` is that of a failed save."""
         plan, model, optimizer = (building, None, None) if building else (self._under.plan, self.model, self.optimizer)
-        if together and together.save_step is not None:
-            at = "save", together.save_step
-        told = out_of_memory(
-            exhausted, at or self._points.at, self.brief, plan, self.world, self._meter, model, optimizer
-        )
-        if together and together.save_step is None:
-            return told_together(together, told, self.world)
-        tell_peers(told)
-        return told
+        at = ("save", save_step) if save_step is not None else at or self._points.at
+        return out_of_memory(exhausted, at, self.brief, plan, self.world, self._meter, model, optimizer)
 
-    @contextlib.contextmanager
-    def _telling(self, building: Plan | None = None, at: tuple[str, int] | None = None) -> Iterator[None]:
-        """Return a block whose errors are told as those of a step are: a loop of the user's may call what it does."""
-        try:
-            yield
-        except Exception as error:  # a user's model may raise anything
-            told = self._told(error, building, at)
-            self._let_peers_go(told, error)
-            if told is error:
-                raise
-            raise told from error
+    def _telling(
+        self, building: Plan | None = None, at: tuple[str, int] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose errors are told as those of a step are: a loop of the user's may call what it does.
 
-    def _let_peers_go(self, told: BaseException, error: BaseException) -> None:
-        """Leave peers of a rank that is out of memory in no collective, where no supervisor of ours ends them.
-
-        Those that have agreed on it are in none.
+        `building` is the plan whose model and optimizer are not there yet, `at` the phase and step where no point has
+        told them.
         """
-        have_agreed = isinstance(error, ExhaustedTogether) and error.save_step is None
-        if isinstance(told, OutOfMemory) and not have_agreed and not is_supervised():
-            abort_groups()
+        return telling(self.world, functools.partial(self._out_of_memory, building, at))
 
     def _leave_node(self) -> None:
         """Sample the node no more, and record what it has last been seen to do.
@@ -448,50 +357,3 @@ class InWorld:
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
         self._under.take_down()
-
-    def _steps(self, amount: Amount | None) -> int | None:
-        if amount is None:
-            return None
-        read = self.spec.task.selection.candidates_of(self.brief.plan.batch_samples)
-        return in_steps(amount, read, self.brief.items_per_sample, self.source.samples)
-
-    def _reformed(self) -> bool:
-        """Go on in the next world with what is left of this one; return False where this process has no part in it."""
-        if why_not_reformed(self.spec.task, self.brief.plan):
-            return False
-        is_done = self._done_step >= self.progress.step
-        self._roll.stop()
-        self._callbacks.put_back()
-        built, plan, step = self._under.built, self.brief.plan, self.progress.step
-        is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first
-        held = hold(self._run, built, plan, self.progress, self._made, is_done, self._agreed, is_due)
-        of_world = dataclasses.replace(held.state, generation=self._generation.number, rank=self.world.rank)
-        held = dataclasses.replace(
-            held, learnt=self._stragglers.learnt(), unrecorded=unrecorded_under(self._under), state=of_world
-        )
-        self._keeper.abandon()
-        self._node.close()
-        self._saved = self._keeper.known
-        waits: Waits | None = Waits(self.world.rank, self._generation.number, held.state)
-        self.world.groups.forget()
-        self.take_down()  # while the supervisor forms the next world
-        while True:
-            try:
-                waits = waits or Waits(self.world.rank, self._generation.number, held.state)
-                following, waits = next_place(self.world, waits), None
-                if following is None:
-                    return False
-                place, self._generation = following  # of which this rank is, whether or not its world comes about
-                self.brief = take_brief() or self.brief
-                self.world = dataclasses.replace(self.world, rank=place.rank, size=place.world_size, groups=Groups())
-                self.world = join_next(self.world, place)
-                self._take_place(self._generation)
-                self._open_data()
-                self._enter(held)
-                return True
-            except Exception as error:  # another one was lost meanwhile
-                if not is_lost_peer(error):
-                    raise
-                without_frames(error)
-            abort_groups()
-            self.world.groups.forget()

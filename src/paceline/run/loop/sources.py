@@ -38,6 +38,18 @@ def open_together(data: object, seed: int, world: World) -> Pair:
     return arranged(data, [_open_part(part, seed, world) for part in data.parts()])
 
 
+def open_data(task: Task, world: World) -> tuple[Source, Source | None, dict[str, Source]]:
+    """Return what is trained on, what is held out, and further held-out sets by name. Every rank calls it.
+
+    Where the data hold out nothing, the first of the sets is what is held out, and no further one.
+    """
+    source, held_out = open_together(task.data, task.seed, world)
+    sets = open_sets(task, world, held_out or source)
+    if held_out is None and sets:
+        held_out = sets.pop(next(iter(sets)))
+    return source, held_out, sets
+
+
 def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
     """Return the further sets of held-out data by name. Every rank calls it. Raises as `open_set`."""
     return {each.name: open_set(task, each, world, like, f"task.evaluate.sets '{each.name}'")

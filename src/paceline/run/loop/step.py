@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import NothingToLearn, NumericalStop
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
 from paceline.run.loop.passes import AnyObjective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
 from paceline.run.memory.offload_state import OffloadedUpdate
+from paceline.run.numerics.host_numbers import NumbersOnTheWay, one_vector
 from paceline.run.numerics.norm import norm_of
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.gradients import Gradients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -26,6 +27,7 @@ from paceline.run.record.tally import SCORING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.survive.telling import as_told, let_peers_go
 from paceline.run.survive.unrecorded import take_decided
 from paceline.run.trace.tracer import Tracer
 from paceline.spec.arguments import run_directory
@@ -97,7 +99,7 @@ class Training(BetweenSteps):
         try:
             self._hook("on_start", self.progress.step)
             is_first = self.progress.step == 0 and not self._joins
-            if is_first and self._evaluate_every and gives_weights(self.spec.task.model):
+            if is_first and self._in_steps.evaluate_every and gives_weights(self.spec.task.model):
                 self._evaluate()  # what the weights can do before they are trained
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
@@ -245,9 +247,9 @@ class Training(BetweenSteps):
         self._roll.begins(batch.step)
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
-        task = self.spec.task
+        task, counts = self.spec.task, self._in_steps
         self._mark()
-        lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, counts.warmup, counts.decay)
         self._under.decided = freezing(task.optimizer, batch.step)  # anew, where a step is made again
         growth = self._under.growth
         small_norm, small = math.nan, 0
@@ -312,9 +314,9 @@ class Training(BetweenSteps):
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Record an error of this rank, let its peers go, and raise the error as the run tells it."""
-        told = self._told(error)
+        told = as_told(error, self.world, functools.partial(self._out_of_memory, None, None))
         self.failed(told)
-        self._let_peers_go(told, error)
+        let_peers_go(told, error)
         if told is error:
             raise error
         raise told from error

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import VerificationFailed
-from paceline.run.loop.resume import Progress
+from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.step import StepStats
+from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.reading import reading_of, records_back_to, records_of_kind, starts_on
 from paceline.spec.journal.record import read
@@ -45,6 +46,17 @@ class StepBefore:
     grad_norm: float
     attempt: int
     sample_ids: tuple[int, ...] | None
+
+
+def step_on_record(run: RunIdentity, world: World, progress: Progress, plan: Plan) -> StepBefore | None:
+    """Return what the journal says of the step after `progress`; None without `run.replay`. Every rank calls it."""
+    options = run.spec.run
+    if not options.replay:
+        return None
+    switches = [getattr(options, name) for name in SWITCHES]
+    found = expected_step(run.dir, progress, plan, switches, run.fingerprint) if world.is_first else None
+    shared: StepBefore | None = world.share(found)
+    return shared
 
 
 def expected_step(

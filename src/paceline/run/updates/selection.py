@@ -22,9 +22,9 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import BatchStream, MicroBatch, StepBatch
-from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
+from paceline.run.numerics.host_numbers import NumbersOnTheWay
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.spec.journal.kinds import SelectionRecord
 from paceline.spec.journal.reading import reading_of, records_of_kind, starts_on

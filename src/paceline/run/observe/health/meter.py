@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
+from paceline.run.numerics.host_numbers import NumbersOnTheWay
 from paceline.run.observe.health.activations import OTHERS, ActivationWatch
 from paceline.run.observe.health.on_the_way import OUTPUT, HealthOnTheWay
 from paceline.run.observe.health.scores import ScoreWatch

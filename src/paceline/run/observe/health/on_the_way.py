@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.run.loop.numbers import NumbersOnTheWay
+from paceline.run.numerics.host_numbers import NumbersOnTheWay
 
 OUTPUT = "output"  # of the model: its logits, where the model gives them
 NO_LOGITS = "the model gives no logits: it adds up the loss itself, or part by part"

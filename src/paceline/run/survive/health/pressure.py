@@ -11,13 +11,14 @@ import dataclasses
 
 from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.placement.recut import keeps_passes
+from paceline.run.loop.resume import RunIdentity
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.on_gpu import allocator_bytes
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.journal.settled import MICRO_BATCH, conditions_of
+from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch
 from paceline.spec.plan import Plan
 from paceline.units import format_bytes
 
@@ -92,3 +93,14 @@ class MemoryPressure:
         """Return how often CUDA's allocator has had to empty its cache for want of memory."""
         device = self._world.device
         return allocator_bytes(device).retries if device.type == "cuda" else 0
+
+
+def as_settled(run: RunIdentity, plan: Plan, world: World) -> Plan:
+    """Return the plan with the micro-batch that the run has settled on so far, where it is the run's to settle.
+
+    Every rank calls it.
+    """
+    if not run.spec.plan.confirms:
+        return plan
+    settled: int | None = world.share(settled_micro_batch(run.dir, plan) if world.is_first else None)
+    return plan if settled is None else with_micro_batch(plan, settled)
