@@ -300,7 +300,8 @@ def _interval(value: float, widths: Widths) -> Interval:
 def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
     """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them.
 
-    Of a device that is full the allocator keeps what there is room for, which says nothing of what it would keep: 0.
+    The latter are 0 where the device is full: there the allocator keeps as much as has room, which tells nothing of how
+    much the allocator would keep elsewhere.
     """
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):

@@ -24,7 +24,7 @@ Sampled = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Noise:
-    """The standard error of an estimate, and by how many independent pieces less one it is known."""
+    """The standard error of an estimate, and its degrees of freedom: independent values behind the error, less one."""
 
     error: float
     freedom: float
@@ -70,9 +70,9 @@ def block_length(noise: Sampled) -> int:
 
 
 def noise_of(values: Sampled, of: Callable[[Sampled], Sampled] = lambda drawn: drawn.mean(axis=1)) -> Noise | None:
-    """Return the noise of a statistic of values in order, the mean by default; None of too few.
+    """Return the noise of a statistic of values in their order; None where the values are too few.
 
-    `of` takes rows of draws and gives one figure a row.
+    `of` is the statistic, the mean by default: it takes draws of the values, a draw a row, and returns a figure a row.
     """
     values = values[np.isfinite(values)]
     if len(values) < LEAST_STEPS:
