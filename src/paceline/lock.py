@@ -59,10 +59,10 @@ _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervi
 
 
 class RunLock:
-    """A run directory that this process holds: until the `with` block is left, `release` is called or it ends."""
+    """A run directory that this process holds until the `with` block or the process ends, or `release` is called."""
 
     def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False, generation: int = 1) -> None:
-        """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
+        """`made` says that the directory was made for the run: it is removed with the lock if it is empty by then."""
         self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
         self.was_made_again = False  # whether somebody has deleted the file, and maybe more than that
         self._path = os.path.join(run_dir, NAME)  # noqa: PTH118 - looked at with every record
@@ -334,7 +334,7 @@ def _wake_stopped(path: Path) -> None:
 
 
 def _held_here(identity: tuple[int, int]) -> RunLock | None:
-    """Return a lock of this process on a file; there are several where one run followed another that is still there."""
+    """Return a lock of this process on a file, the first of several where runs of this process followed one another."""
     return next((lock for lock in _HELD if lock.is_held and identity_of(lock.descriptor) == identity), None)
 
 

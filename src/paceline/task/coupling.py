@@ -1,8 +1,9 @@
 """Coupled losses: those in which the rows of a batch see each other, as in InfoNCE or batch statistics.
 
-A step is a sum over rows, so that a batch may be cut into micro-batches and over ranks. A coupled loss is none: cut, it
-is another loss. It says so, on the objective or on the model, by `coupled = "batch"`, and then runs on the whole batch
-in one piece. An objective that takes a third argument, `gather_rows`, may still be spread over the data ranks:
+A step's loss is a sum over rows, so that a batch may be cut into micro-batches and over ranks. A coupled loss is no
+such sum: of a batch that is cut it is another loss. `coupled = "batch"` on the objective, or on the model, says so, and
+the whole batch then passes in one piece. An objective that takes a third argument, `gather_rows`, may still be spread
+over the data ranks:
 
     def info_nce(model, batch, gather_rows):
         ours, theirs = model(batch)                # [rows, width] each, of this rank's rows

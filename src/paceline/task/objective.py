@@ -137,7 +137,10 @@ def _beside_source(batch: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def logits_of(objective: object) -> Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None:
-    """Return what gives whole logits to an objective that may compute its loss without; None for any other."""
+    """Return the function of whole logits behind an objective that can do without them; None for other objectives.
+
+    `next_token` computes its loss a piece of the vocabulary at a time, for example, and metrics want all logits.
+    """
     # By identity: an object of a user's own need not be hashable.
     return (next_token_logits if objective is next_token
             else sequence_to_sequence_logits if objective is sequence_to_sequence else None)  # fmt: skip

@@ -89,7 +89,10 @@ def _merged(lower: list[Any], higher: list[Any]) -> list[Any]:
 
 
 def _classes(holders: Mapping[bytes, Holders]) -> list[list[bytes]]:
-    """Return the keys that the same ranks hold together: they agree in the number of ranks and the sum of theirs."""
+    """Return the keys in classes: keys that the same ranks hold.
+
+    Ranks are taken for the same where their count and the sum of their `number_of` are.
+    """
     classes: defaultdict[tuple[int, int], list[bytes]] = defaultdict(list)
     for key, together in holders.items():
         classes[together.ranks, together.total].append(key)

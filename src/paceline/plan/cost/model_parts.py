@@ -181,7 +181,7 @@ class Parts:
 
     @cached_property
     def trained(self) -> Floats:
-        """Parameters that are trained. A weight that another part owns is taken to be trained unless none there is."""
+        """Parameters that are trained. A tied weight is frozen where every block that owns one is frozen whole."""
         owned = {block.tied_to for block in self.shapes.profile.blocks if block.tied_to}
         owners = [block for block in self.shapes.profile.blocks if block.name in owned]
         is_frozen = bool(owners) and all(block.frozen_parameters == block.parameters for block in owners)

@@ -60,9 +60,10 @@ def _switches(
 
 
 def _best_there(planned: Choice, prepared: Prepared, cluster: Cluster) -> tuple[Plan | None, float | None]:
-    """Return the best plan, and what it takes less than the best one with the chosen degrees; 0 within a tie.
+    """Return the best plan on a cluster, and how much less it takes than the best plan with the chosen degrees.
 
-    No plan where nothing fits, no gain where nothing with the chosen degrees does.
+    0.2 stands for a fifth less, 0 for a tie. The plan is None where no plan fits, the gain where none with the chosen
+    degrees does.
     """
     chosen = planned.plan
     spec = dataclasses.replace(planned.spec.plan, deadline=None, budget_usd=None)

@@ -190,7 +190,8 @@ class Generations:
     def _folder_of(self, number: int) -> tuple[Path, tuple[DecisionRecord, ...]]:
         """Return the folder of a generation: among temporary files, or below the run's directory where these are full.
 
-        With a decision in the second case. That of several nodes has its place where their supervisors look for it.
+        The second case comes with a decision for the journal. With several nodes there is no second case, since the
+        nodes' supervisors look for the folder in one place.
         """
         folder = self._folder / f"generation-{number}"
         try:

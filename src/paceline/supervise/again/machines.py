@@ -187,7 +187,10 @@ class OneMachine:
 
 
 def seats_of(standing: Collection[int], ranks: Collection[int]) -> dict[int, int]:
-    """Return which survivor takes which of some ranks: its own where that is among them, else the first free one."""
+    """Return by rank which survivor takes the rank: a survivor keeps its own rank where `ranks` has that.
+
+    The others take the ranks that are free, in order: survivors 0, 2 and 3 of `ranks` 0 to 2 give {0: 0, 2: 2, 1: 3}.
+    """
     seats = {rank: rank for rank in standing if rank in ranks}
     free = iter([rank for rank in ranks if rank not in seats])
     return seats | dict(zip(free, sorted(rank for rank in standing if rank not in ranks), strict=False))

@@ -1,8 +1,8 @@
 """What worlds that are over were saving: from now on nobody can publish it.
 
-A rank looks whether its generation still counts, and then renames what it has saved. One that stands still between the
-two, on another machine, or since its storage hangs, would publish when it goes on: a sound checkpoint, which the worlds
-since then have not made and which might count as the newest. The rename fails where the folder has another name.
+A rank looks whether its generation still counts, and then renames what it has saved. A rank that stands still between
+the look and the rename, on another machine or since its storage hangs, would publish as it goes on: a sound checkpoint
+of a world that is over, which might count as the newest. So the folder gets another name, and the rename fails.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def turned_layers(model: nn.Module) -> list[str]:
 
 
 def _places(model: nn.Module) -> tuple[str, ...]:
-    """Return how names of layers in the model's blocks begin; of a model without any, how all names do."""
+    """Return how names of layers inside the model's blocks begin, such as "layers."; "" for a model without blocks."""
     rules = getattr(model, "paceline_rules", None)
     if isinstance(rules, Rules) and rules.blocks:
         return (f"{rules.blocks}.",)

@@ -131,7 +131,10 @@ class HealthMeter:
 
     @torch.no_grad()
     def before_update(self, parameters: Sequence[nn.Parameter], correction: float) -> None:
-        """Look at complete gradients, whose factor is `correction`, and keep the weights of some blocks."""
+        """Add up the squares of gradients and of weights, and keep copies of the weights of some blocks.
+
+        `correction` is the factor that gradients are still to be multiplied by, as a loss scale leaves one.
+        """
         assert self._step is not None
         began = time.perf_counter()
         self._watch.end()

@@ -29,7 +29,7 @@ class TrainingHealth:
     def after(self, stats: StepStats) -> list[HealthSample]:
         """Return what is to be recorded after a step. Every rank calls it.
 
-        That is the measurement before, whose numbers have arrived meanwhile, and what stands out in this step.
+        That is the measurement of an earlier step, whose numbers have arrived by now, and what stands out in this step.
         """
         assert self._meter is not None
         found = self.rest()

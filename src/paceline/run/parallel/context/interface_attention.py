@@ -63,7 +63,10 @@ def _of_one_width(*tensors: Tensor) -> list[Tensor]:
 
 
 def _no_mask(*, attention_mask: Tensor | None = None, **_: object) -> None:
-    """Return no mask: the ranks' attention is causal by itself. One of four dimensions does not pass by here."""
+    """Return no mask: the ranks' attention is causal by itself. Raises ConfigError for a mask [rows, tokens].
+
+    transformers asks for no mask where the model was given one of four dimensions.
+    """
     if attention_mask is not None:
         raise ConfigError(
             "an attention_mask [rows, tokens] under cp",

@@ -47,7 +47,7 @@ class Injector:
         self._here: set[int] = set()  # faults that have struck this process since the step's batch was read
 
     def bind(self, stepper: Any) -> None:
-        """Say which step is struck; its objectives are wrapped where a fault strikes in a backward pass."""
+        """Name the step's `stepper`, whose tensors faults strike. Faults in a backward pass wrap its objectives."""
         if self._stepper is None and any(fault.kind in OF_A_FILE for fault in self._plan.each):
             hinder_writes(self._checkpoints, self._hindered)
         self._stepper = stepper

@@ -78,7 +78,10 @@ def clock_here() -> MachineClock:
 
 
 def on_clock(passed: float, clock: MachineClock | None = None) -> float:
-    """Return what this machine's clock would have shown when so many seconds had passed: as it stands now, or stood."""
+    """Return what this machine's clock would have shown when so many seconds had passed.
+
+    `clock` is how the clock stood to these seconds at some moment; without it, how the clock stands now.
+    """
     return (_apart() if clock is None else clock["apart"]) + passed
 
 

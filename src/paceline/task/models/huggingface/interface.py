@@ -113,7 +113,7 @@ def _look(model: nn.Module, seq: int) -> _Seen:
 
 @contextmanager
 def _looking(replica: Any, seen: _Seen, seq: int) -> Iterator[None]:
-    """Have the replica's attention looked at: `seen` learns of every call, and in which block it was."""
+    """Return a block in which attention of the replica computes nothing, and `seen` notes each call and its block."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     inside = [""]
