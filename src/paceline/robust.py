@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
 SMALLEST_PART = 1e-3  # of the median, that a deviation is taken to be at least: a flat curve has none
-UPPER, UPPER_DEVIATIONS = 0.9, 1.2816  # a quantile, and its standard deviations above a normal distribution's mean
+UPPER = 0.9  # a quantile, and how many standard deviations above the mean a normal distribution has it
+UPPER_DEVIATIONS = 1.2815515655446004
 
 
 def median_of(ordered: Sequence[float]) -> float:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.robust import UPPER_DEVIATIONS
+
 # What a device does in a term of time. `collectives` run inside forward and backward (tp, cp, ep); `sync` keeps weights
 # and gradients in step over the data axes, and gathers for the update; `host` starts work that the device waits for.
 TimeKind = Literal[
@@ -22,7 +24,8 @@ Kind = TimeKind | MemoryKind | Literal["other"]
 # whole run, and corrections of a sum.
 Clock = Literal["data", "forward_backward", "reduce", "optimizer", "other", "none"]
 
-Z80, Z95 = 1.2815515655446004, 1.959963984540054  # standard deviations to either side that hold 80 % and 95 %
+# Standard deviations to either side that hold 80 % and 95 % of a normal distribution.
+Z80, Z95 = UPPER_DEVIATIONS, 1.959963984540054
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.journal.kinds import DecisionRecord, MemoryRecord, RanksRecord, RunStarted, StepRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
-from paceline.spec.journal.settled import MICRO_BATCH
+from paceline.spec.journal.records.decided import MICRO_BATCH
 from paceline.spec.journal.steady import BUSY, Step, unsteady
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile

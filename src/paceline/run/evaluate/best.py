@@ -17,10 +17,10 @@ from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import number
+from paceline.spec.journal.records.decided import CALLED_OFF
 from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
 
 EARLY = "early stopping"  # the `what` of the decision
-CALLED_OFF = "stop by a callback"  # the `what` of another one
 
 
 @dataclass

@@ -81,12 +81,7 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
         if style in SPREAD:
             _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
-            if isinstance(module, AdaptedLinear):
-                summed |= spread_adapter(name, module, SPREAD[style], functools.partial(_own_part, mesh=mesh))
-            if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
-                summed.add(f"{name}.bias")
-            if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
-                module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+            summed |= _pass_spread(name, module, style, region, mesh)
         elif style == "fused":
             _check_layer(name, module, style, rules.parts_of(name))
             fused = adapted_fused if isinstance(module, AdaptedLinear) else _fused
@@ -107,6 +102,18 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
 
 
 # ---- the layers ----------------------------------------------------------------------------------------------------
+
+
+def _pass_spread(name: str, module: nn.Module, style: str, region: Region, mesh: DeviceMesh) -> set[str]:
+    """Give a layer whose weight is spread the forward pass of its style; return the parameters to be summed."""
+    summed: set[str] = set()
+    if isinstance(module, AdaptedLinear):
+        summed |= spread_adapter(name, module, SPREAD[style], functools.partial(_own_part, mesh=mesh))
+    if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
+        summed.add(f"{name}.bias")
+    if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
+        module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+    return summed
 
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.reading import reading_of, records_back_to, records_of_kind, starts_on
 from paceline.spec.journal.record import read
+from paceline.spec.journal.records.decided import ROLLBACK
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import is_named
 
 SWITCHES = ("tf32", "cudnn_benchmark")
-PASSED_OVER = ("rollback",)  # decisions after which a step that was made is made with other samples
 # Largest relative differences. On the same layout there are none; on another one sums are made in another order.
 # fp64 has the proof's; fp32 ten times the proof's for the loss, a hundred for the norm, since no second look settles
 # here what rounding explains; low precision has units in the last place (2^-10, 2^-7), one for the loss, four for the
@@ -84,7 +84,7 @@ def _is_about(record: Mapping[str, object], step: int) -> bool:
     """Return whether a record is of the step, or says that steps before it are to be made with other samples."""
     if record["kind"] == StepRecord.KIND:
         return bool(record.get("step") == step)
-    return record["kind"] == DecisionRecord.KIND and record.get("what") in PASSED_OVER
+    return record["kind"] == DecisionRecord.KIND and record.get("what") == ROLLBACK
 
 
 def _is_alike(path: Path, plan: Plan, switches: Sequence[object]) -> bool:

@@ -22,12 +22,12 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.spec.journal.kinds import DecisionRecord, StepRecord
 from paceline.spec.journal.reading import reading_of, records_back_to, starts_on
+from paceline.spec.journal.records.decided import GLOBAL_BATCH
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchCourse, GrowthSpec, course_of, rate_factor, whole_samples
 from paceline.spec.task import Task
 
 SMALL_PART = 8  # of the global batch, that the small one is
-WHAT = "global_batch"
 Followed = Mapping[tuple[int, int], int]  # by step and the position before it: the samples of the step that followed
 
 
@@ -67,7 +67,7 @@ class BatchGrowth:
         if samples != self._told and self._spec.by == "schedule":
             evidence = {"step": step, "rule": "schedule", **self._rate(samples)}
             because = f"task.growth's schedule from step {step} on"
-            self.decisions.append(DecisionRecord(WHAT, self._told, samples, because, evidence))
+            self.decisions.append(DecisionRecord(GLOBAL_BATCH, self._told, samples, because, evidence))
         self._told = samples
 
     @property
@@ -116,7 +116,7 @@ class BatchGrowth:
         known = f"{noise:.4g} samples" if math.isfinite(noise) else "larger than can be told"
         because = f"after step {step} the gradient noise scale is {known}, and the batch has {samples}"
         because += "; an earlier start has decided so" if before is not None else ""
-        self.decisions.append(DecisionRecord(WHAT, samples, after, because, evidence))
+        self.decisions.append(DecisionRecord(GLOBAL_BATCH, samples, after, because, evidence))
         self._grown.append((step, after))
         self._measured.clear()
         return True
@@ -161,7 +161,7 @@ def followed_before(run_dir: Path, step: int, fingerprint: str | None = None) ->
                 if last and last["step"] == record["step"] - 1:
                     found[last["step"], last["position_before"]] = record["position_after"] - record["position_before"]
                 last = record
-            elif record["kind"] == DecisionRecord.KIND and record.get("what") == WHAT:
+            elif record["kind"] == DecisionRecord.KIND and record.get("what") == GLOBAL_BATCH:
                 evidence = record.get("evidence") or {}
                 if evidence.get("rule") == "noise" and "position" in evidence:
                     found[evidence["step"], evidence["position"]] = record["to"]

@@ -29,7 +29,8 @@ from paceline.session.confirm.device import spread_of
 from paceline.session.ready.prove import cannot_be_handed_over
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch
+from paceline.spec.journal.records.decided import MICRO_BATCH
+from paceline.spec.journal.settled import conditions_of, settled_micro_batch
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import supervise
 from paceline.units import format_bytes, format_seconds, format_sizes

@@ -11,9 +11,8 @@ from pathlib import Path
 from paceline.errors import tells_exhausted
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded
 from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.records.decided import MICRO_BATCH
 from paceline.spec.plan import Plan
-
-MICRO_BATCH = "micro_batch"  # the `what` of decisions on it
 
 
 def conditions_of(plan: Plan) -> dict[str, object]:

@@ -17,9 +17,9 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
-from paceline.run.updates.growth import WHAT
 from paceline.spec.journal.kinds import SelectionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
+from paceline.spec.journal.records.decided import GLOBAL_BATCH
 from paceline.task.models.unfilled import not_kept
 from paceline.verify.compare.difference import Difference, together
 from paceline.verify.compare.measures import (
@@ -108,14 +108,15 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     if world.is_first:
         records = list(read_journal(run_dir))
         newest = {record["kind"]: record for record in records}
-        grown = (record["evidence"] for record in records if record.get("what") == WHAT and record.get("evidence"))
-        newest[WHAT] = next((each for each in grown if each.get("step") == number), {})
-    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation", WHAT)})
+        of_batch = (record["evidence"] for record in records if record.get("what") == GLOBAL_BATCH)
+        grown = (evidence for evidence in of_batch if evidence)
+        newest[GLOBAL_BATCH] = next((each for each in grown if each.get("step") == number), {})
+    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation", GLOBAL_BATCH)})
     step, evaluation = newest["step"], newest["evaluation"]
     told = {name: _number(step, name) for name in NUMBERS}
     turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
     apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
-    apart += growth_differences(newest[WHAT], passed.growth, number, world)
+    apart += growth_differences(newest[GLOBAL_BATCH], passed.growth, number, world)
     apart += told_differences(step.get("router") or {}, passed.step, number, world)
     found = [in_the_journal(difference) for difference in apart]
     if step.get("sample_ids") != passed.step.ids:

@@ -13,6 +13,7 @@ from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.survive.health.guard import RollBack, refuse_beyond
 from paceline.run.survive.health.passed_over import Passage, PassedOver
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.records.decided import ROLLBACK
 
 MOST_IDS = 4096  # in the journal
 
@@ -49,7 +50,7 @@ def go_back(
         "checkpoint": str(restored.path) if restored else None,
     }
     after = f"back to step {goes_on.step}; the samples at positions {batch.position} to {positions[-1]} are passed over"
-    decision = DecisionRecord("rollback", f"step {batch.step}", after, spike.because, evidence)
+    decision = DecisionRecord(ROLLBACK, f"step {batch.step}", after, spike.because, evidence)
     stats = StepStats(
         step=batch.step,
         position_before=batch.position,

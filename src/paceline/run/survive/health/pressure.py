@@ -18,7 +18,8 @@ from paceline.run.memory.on_gpu import allocator_bytes
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch
+from paceline.spec.journal.records.decided import MICRO_BATCH
+from paceline.spec.journal.settled import conditions_of, settled_micro_batch
 from paceline.spec.plan import Plan
 from paceline.units import format_bytes
 

@@ -28,6 +28,7 @@ from paceline.run.survive.health.computing import (
 from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_kind
+from paceline.spec.journal.records.decided import STRAGGLER
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
@@ -137,7 +138,7 @@ class Stragglers:
             because = f"rank {rank} computes {times:.2f} times as long for its part as the others in the median"
             if times < self._factor:
                 if known:
-                    found.append(DecisionRecord("straggler", "slow", "as fast as the others", because, evidence))
+                    found.append(DecisionRecord(STRAGGLER, "slow", "as fast as the others", because, evidence))
                 self._slow.pop(rank, None)
                 continue
             self._slow[rank] = self._slow.get(rank, 0) + 1
@@ -145,7 +146,7 @@ class Stragglers:
                 done, more = self._done_about(rank)
                 after = f"slow; {done}"
                 because += f"; of its device stands out: {told}" if (told := standing_out(facts[rank])) else ""
-                found.append(DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more}))
+                found.append(DecisionRecord(STRAGGLER, "as fast as the others", after, because, {**evidence, **more}))
         return found
 
     def leave(self, save: Callable[[], object]) -> None:
@@ -189,4 +190,4 @@ class Stragglers:
         if self._run_dir is None or not self._world.is_first:
             return False
         known = read_kind(self._run_dir, DecisionRecord)
-        return any(each.what == "straggler" and (each.evidence or {}).get("replaced") == rank for each in known)
+        return any(each.what == STRAGGLER and (each.evidence or {}).get("replaced") == rank for each in known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import stat
@@ -220,26 +221,33 @@ def walk_files(root: Path, skip: frozenset[str], odd: dict[str, list[str]] | Non
     pending = [(str(root), "")]
     while pending:
         folder, prefix = pending.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith(".") or entry.name == "__pycache__" or entry.name in skip:
-                        continue
-                    if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110 (as entries are read)
-                        if odd is not None:  # a link to nothing, or in a circle
-                            odd.setdefault("a link to nothing", []).append(prefix + entry.name)
-                    elif entry.is_dir(follow_symlinks=False):
-                        pending.append((entry.path, f"{prefix}{entry.name}/"))
-                    elif entry.is_file():
-                        found = entry.stat()
-                        path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-                        yield File(path, prefix + entry.name, found.st_size, found.st_mtime_ns)
-                    elif odd is not None:
-                        odd.setdefault(_odd_kind(entry), []).append(prefix + entry.name)
-        except OSError as error:
-            raise DataError(
-                f"folder '{folder}' cannot be listed", error.strerror or str(error), "check its permissions"
-            ) from error
+        with _listed(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name == "__pycache__" or entry.name in skip:
+                    continue
+                if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110 (as entries are read)
+                    if odd is not None:  # a link to nothing, or in a circle
+                        odd.setdefault("a link to nothing", []).append(prefix + entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    pending.append((entry.path, f"{prefix}{entry.name}/"))
+                elif entry.is_file():
+                    found = entry.stat()
+                    path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                    yield File(path, prefix + entry.name, found.st_size, found.st_mtime_ns)
+                elif odd is not None:
+                    odd.setdefault(_odd_kind(entry), []).append(prefix + entry.name)
+
+
+@contextlib.contextmanager
+def _listed(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Open what a folder lists. Raises DataError where the folder, or something that it lists, cannot be looked at."""
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except OSError as error:
+        raise DataError(
+            f"folder '{folder}' cannot be listed", error.strerror or str(error), "check its permissions"
+        ) from error
 
 
 def _odd_kind(entry: os.DirEntry[str]) -> str:

@@ -67,14 +67,20 @@ class BlockCache:
             with self._written():
                 self._find(keys, found)
                 if len(found) < len(keys):
-                    with _locked(self._path(keys[0]).parent / "lock"):
-                        self._find(keys, found)
-                        for first, stop in _runs_without(keys, found):
-                            for key, content in zip(keys[first:stop], fetch(first, stop), strict=True):
-                                found[key] = self._store(self._path(key), content)
+                    self._fetch_others(keys, found, fetch)
             for key in keys:
                 self._keep(key, found[key])
         return [found[key] for key in keys]
+
+    def _fetch_others(
+        self, keys: Sequence[str], found: dict[str, Bytes], fetch: Callable[[int, int], Sequence[bytes]]
+    ) -> None:
+        """Add to what was found the pieces that are not there, fetched by one process at a time."""
+        with _locked(self._path(keys[0]).parent / "lock"):
+            self._find(keys, found)  # another process may have fetched some meanwhile
+            for first, stop in _runs_without(keys, found):
+                for key, content in zip(keys[first:stop], fetch(first, stop), strict=True):
+                    found[key] = self._store(self._path(key), content)
 
     def has(self, key: str) -> bool:
         """Return whether the piece is there, sound or not. Who asks will use it: others go before it."""
