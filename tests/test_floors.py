@@ -496,6 +496,31 @@ def test_process_groups_are_made_in_one_place() -> None:
     assert makers == GROUPS | OWN_GROUPS
 
 
+# Collectives of torch that are of all ranks where no group is given; those of points to points name it in their parts.
+COLLECTIVES = {"all_reduce", "broadcast", "all_gather_into_tensor", "all_gather_object", "broadcast_object_list",
+               "gather_object", "scatter_object_list", "barrier", "reduce_scatter_tensor",
+               "all_to_all_single"}  # fmt: skip
+ASK_ALL = GROUPS | OWN_GROUPS | {"paceline.cluster.probe.units", "paceline.session.together"}  # the last before a world
+
+
+def test_all_ranks_are_asked_by_their_world_alone() -> None:
+    """Whoever asks torch's default group counts on there being one, which the next world replaces."""
+    asked = {
+        module
+        for module, path in SOURCES.items()
+        if any(f"dist.{name}(" in (text := path.read_text(encoding="utf-8")) for name in COLLECTIVES)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and called(node) in COLLECTIVES and ast.unparse(node.func).startswith("dist.")
+        if "group" not in {word.arg for word in node.keywords}
+    }
+    assert asked <= ASK_ALL
+
+
+def test_one_file_writes_svg() -> None:
+    """Figures of plans, of live pages and of reports are drawn by the same pieces."""
+    assert [module for module, path in SOURCES.items() if "<svg" in path.read_text("utf-8")] == ["paceline.svg"]
+
+
 def test_what_a_rank_holds_of_a_tensor_is_asked_in_one_place() -> None:
     """The choice between a plain tensor and one in shards stands in `task/models/held.py`, and is not spelled again."""
     again = {

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
@@ -150,7 +149,7 @@ class LateModel(WholeModel):
             value = room[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             if self.world.is_first:
                 value.copy_(whole.pop(name))
-            dist.broadcast(value, src=0)
+            self.world.take_first(value)
             if name in targets:
                 fill(targets[name], functools.partial(_part, value))
 
@@ -202,10 +201,9 @@ def _share_out(model: nn.Module, world: World) -> None:
         if world.one_of_alike(repr(sorted(held.items())).encode()) is None:
             refuse_other_values(world.gather(held))
     model.to(world.device)
-    if world.size > 1:
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, src=0)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            world.take_first(tensor)
 
 
 def _check_order(model: nn.Module, world: World) -> None:

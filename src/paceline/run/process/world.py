@@ -53,6 +53,16 @@ class World:
         if self.size > 1:
             dist.all_reduce(vector)
 
+    def take_largest(self, vector: torch.Tensor) -> None:
+        """Put the largest values over all ranks in the place of a vector, which is waited for by nobody."""
+        if self.size > 1:
+            dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+
+    def take_first(self, tensor: torch.Tensor) -> None:
+        """Put rank 0's values in the place of a tensor on this rank's device."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks, in double precision; one collective."""
         if self.size == 1:

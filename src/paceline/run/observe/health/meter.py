@@ -194,7 +194,7 @@ class HealthMeter:
         self._copied += 1
         sums, most = self._sums(seen), self._largest()
         self._world.add_up(sums)
-        self._maximum(most)
+        self._world.take_largest(most)
         if silent := len(self._widths):
             self._widths_seen = NumbersOnTheWay(most[-silent:])
         return HealthOnTheWay(
@@ -246,10 +246,6 @@ class HealthMeter:
         """Return which part of heads and units this rank has, of how many."""
         mesh, tp = build_mesh(self._stepper.plan.layout, self._world), self._stepper.plan.layout.tp
         return (mesh.get_local_rank("tp") if mesh is not None and tp > 1 else 0), tp
-
-    def _maximum(self, vector: torch.Tensor) -> None:
-        if self._world.size > 1:
-            dist.all_reduce(vector, op=dist.ReduceOp.MAX)
 
 
 def block_of(name: str) -> str:
