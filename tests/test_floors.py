@@ -37,7 +37,7 @@ FLOORS: dict[str, float] = {
     "paceline.foreign_errors": 1,
     "paceline.units": 1,
     "paceline.uncaught": 1,
-    "paceline.direct": 1,
+    "paceline.no_redirects": 1,
     "paceline.durable": 1,
     "paceline.said": 1,
     "paceline.scratch": 1,

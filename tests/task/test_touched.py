@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.task.touched import touched_axes
+from paceline.task.touched_weights import touched_axes
 
 
 def model(**options: object) -> nn.Sequential:

@@ -16,7 +16,7 @@ from paceline.history.goodput import MeasuredGoodput, goodput_of
 from paceline.history.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.history.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.plan.explain.hours import day_text
-from paceline.report.bound.found import bound_of
+from paceline.report.bound.from_records import bound_of
 from paceline.report.compare import (
     Promise,
     TermGroup,

@@ -13,8 +13,8 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.pricing import forecast_plan
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.placement.draw import placement_svg
+from paceline.plan.placement.in_words import placement_lines
 from paceline.plan.placement.place import best_order, place, placement_from_dict
-from paceline.plan.placement.tell import placement_lines
 from paceline.plan.placement.traffic import AxisTraffic, axis_traffic
 from paceline.spec.cluster import ClusterSpec, Link
 from paceline.spec.layout import MESH_ORDER, Layout

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.cluster.grid.figures import WATTTIME, HourlyFigures
-from paceline.direct import ask_directly, status_text
 from paceline.errors import ConfigError
+from paceline.no_redirects import ask_directly, status_text
 
 ADDRESS = "https://api.watttime.org"
 USER, PASSWORD = "WATTTIME_USER", "WATTTIME_PASSWORD"

@@ -23,7 +23,7 @@ from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import WORDS, left_so_far, seconds_left, spent_so_far
 from paceline.observe.logs.read import ranks_with_logs
-from paceline.report.bound.found import bound_of
+from paceline.report.bound.from_records import bound_of
 from paceline.report.bound.page import bound_html
 from paceline.report.compare import (
     MEMORY,

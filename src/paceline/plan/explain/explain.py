@@ -21,7 +21,7 @@ from paceline.plan.explain.lines import wrap
 from paceline.plan.explain.money import bought_text
 from paceline.plan.learn.correct import shares_text
 from paceline.plan.learn.task_measurement import TaskMeasurement
-from paceline.plan.placement.tell import placement_lines
+from paceline.plan.placement.in_words import placement_lines
 from paceline.plan.planned import Planned
 from paceline.plan.search.found import Candidates
 from paceline.spec.forecast import Term

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline import svg
+from paceline.plan.placement.in_words import axis_text
 from paceline.plan.placement.place import Placement
-from paceline.plan.placement.tell import axis_text
 
 SHOWN_NODES, SHOWN_DEVICES = 8, 16
 COLUMNS, NODES_A_ROW = 8, 2

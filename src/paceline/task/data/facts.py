@@ -174,7 +174,7 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
 
 
 def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
-    from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
+    from paceline.task.data.sources.tables.in_words import shown_lines, table_card, table_description, table_notes
 
     corpus = table.corpus
     train, validation = sources_of_table(table, data)

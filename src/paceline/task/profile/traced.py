@@ -40,7 +40,7 @@ from paceline.task.profile.closed import (
 from paceline.task.profile.operators.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
-from paceline.task.touched import touched_axes
+from paceline.task.touched_weights import touched_axes
 
 CALL_IT = "call the objective on the model and one batch in Python"
 NEEDS_GRADIENTS = (

@@ -31,7 +31,7 @@ from paceline.verify.compare.difference import Difference, MeasuredHere, scaled,
 from paceline.verify.compare.measures import measured_numbers, measured_samples, measured_tensors, measured_turns
 from paceline.verify.compare.routing import measured_loads, measured_routing
 from paceline.verify.compare.tolerance import QUANTITIES, larger
-from paceline.verify.process.quick import told_by_first
+from paceline.verify.process.tensors_as_bytes import told_by_first
 from paceline.verify.reference.passes import with_own_model
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, beyond_rounding, computed_again, settled, steps_apart

@@ -13,7 +13,7 @@ from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.task.models.held import whole_of
-from paceline.verify.process.quick import brought_to_first
+from paceline.verify.process.tensors_as_bytes import brought_to_first
 
 Held = dict[str, Tensor]  # parameters and buffers of a whole model, by name
 

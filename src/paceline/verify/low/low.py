@@ -50,7 +50,7 @@ from paceline.verify.low.going_on import Held, each_start, held_by
 from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
 from paceline.verify.low.wire import bits_of_values
-from paceline.verify.process.quick import Shared, told_by_first
+from paceline.verify.process.tensors_as_bytes import Shared, told_by_first
 
 STEPS = 2
 FEW_DRAWS = 2  # of moved weights, for a first look; of so few the movement of a single number may come out too small

@@ -7,8 +7,8 @@ import json
 import urllib.error
 import urllib.request
 
-from paceline.direct import ask_directly, status_text
 from paceline.errors import PacelineError
+from paceline.no_redirects import ask_directly, status_text
 from paceline.observe.alerts.message import AlertMessage
 
 MOST_CHARACTERS = {"slack": 3000, "discord": 2000}  # of one message, as the services document

@@ -17,8 +17,14 @@ from paceline.task.data.rows.kept_rows import rows_of_split
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.named import TOKEN_KINDS, kind_of_source
 from paceline.task.data.sources.shards.opened import open_token_set
+from paceline.task.data.sources.tables.in_words import (
+    count_lines,
+    first_rows,
+    seen_lines,
+    table_card,
+    table_description,
+)
 from paceline.task.data.sources.tables.store import open_table
-from paceline.task.data.sources.tables.tell import count_lines, first_rows, seen_lines, table_card, table_description
 from paceline.task.data.sources.tokenizer import Tokenizer, special_text
 from paceline.task.data.sources.tokens import Split
 

@@ -18,9 +18,9 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.sources.documents import read_documents
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.tables import json_rows
+from paceline.task.data.sources.tables.in_words import first_rows, seen_lines
 from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.store import TextTable, open_table
-from paceline.task.data.sources.tables.tell import first_rows, seen_lines
 from paceline.task.settled import settle
 
 Settle = Callable[..., TextTable]

@@ -20,8 +20,8 @@ from paceline.task.data.protocol import filled_for
 from paceline.task.data.rows import packed_source
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tables.chat import TextPart, chatml, encode_segments, llama3, of_tokenizer, plain
+from paceline.task.data.sources.tables.in_words import first_rows
 from paceline.task.data.sources.tables.store import open_table
-from paceline.task.data.sources.tables.tell import first_rows
 from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
 
 TALK = [
