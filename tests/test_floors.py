@@ -516,6 +516,20 @@ def test_all_ranks_are_asked_by_their_world_alone() -> None:
     assert asked <= ASK_ALL
 
 
+def test_what_a_runs_directory_holds_is_named_in_one_place() -> None:
+    """And so are the variables by which a supervisor tells a rank what the rank is."""
+    spelled: dict[str, list[str]] = {}
+    for module, path in SOURCES.items():
+        text = path.read_text("utf-8")
+        own = re.findall(r"/ (\"(?:journal|checkpoints)\")|(\"(?:\*\*?/)journal\")|(\"PACELINE_[A-Z_]+\")", text)
+        for name in {"".join(each) for each in own}:
+            spelled.setdefault(name, []).append(module)
+    temporary = {"paceline.verify.compare.copies"}  # a proof's folder is no run's
+    assert len(spelled) > 5
+    assert {name: found for name, found in spelled.items() if len(set(found) - temporary) > 1} == {}
+    assert not {name for name in spelled if "PACELINE_" not in name} - {'"checkpoints"'}
+
+
 def test_one_file_writes_svg() -> None:
     """Figures of plans, of live pages and of reports are drawn by the same pieces."""
     assert [module for module, path in SOURCES.items() if "<svg" in path.read_text("utf-8")] == ["paceline.svg"]

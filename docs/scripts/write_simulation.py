@@ -18,7 +18,7 @@ from paceline.simulate.outcome import NodeCosts
 from paceline.simulate.policy import duration_text
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy, sweep_intervals
-from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 from paceline.units import Seconds
 
 DOCS = Path(__file__).parents[1]

@@ -9,13 +9,14 @@ import runs
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.plan.explain.explain import explain_lines
-from paceline.plan.learn.observe import observe_run, remember_run, runs_under
+from paceline.plan.learn.observe import observe_run, remember_run
 from paceline.plan.learn.store import read_observations
 from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.planned import plan_task
 from paceline.session.measure import _measurement, measure_task
 from paceline.session.measure_device import repeat
 from paceline.spec.load import load_spec
+from paceline.spec.run_files import runs_under
 from paceline.task.profile.plain import task_key
 
 

@@ -16,7 +16,7 @@ from paceline.simulate.failures import STUDIES
 from paceline.simulate.outcome import NodeCosts, PolicySummary, summarise
 from paceline.simulate.policy import Policy
 from paceline.simulate.scenario import Scenario
-from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 
 RUNS = 40
 LLAMA3 = Scenario(2048, 8, 54 * DAY, STUDIES["llama3"], horizon_seconds=54 * DAY)

@@ -16,6 +16,7 @@ from paceline.account.timeline import KINDS
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.journal.reading import read_journal, read_nodes
 from paceline.spec.journal.watching import NodeSample
+from paceline.spec.run_files import runs_at
 
 GROUPS = ("run", "start", "plan", "device", "node", "kind", "day", "month")
 UNTAGGED = "(none)"
@@ -69,7 +70,7 @@ def runs_in(paths: Sequence[Path]) -> list[Path]:
     """Return the runs' directories that paths name: each itself, or those in it. Raises ConfigError for none."""
     found: dict[Path, None] = {}
     for path in paths:
-        own = [path] if (path / "journal").is_dir() else sorted(each.parent for each in path.glob("*/journal"))
+        own = runs_at(path)
         if not own:
             because = "there is no run in it" if path.is_dir() else "there is no such folder"
             raise ConfigError(f"{path} holds no run", because, "name runs' directories, or the folder that holds them")

@@ -74,12 +74,13 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.launch.here import place_here
     from paceline.report.build import build_report
     from paceline.spec.arguments import run_directory
+    from paceline.spec.run_files import is_run
 
     with stdout_to_stderr():
         code = train(spec)
     place = place_here(os.environ)
     if place is None or place.rank == 0:  # under torchrun every rank is here, and one object is wanted
         run_dir = run_directory(spec)
-        report = build_report(run_dir).as_dict() if (run_dir / "journal").is_dir() else None
+        report = build_report(run_dir).as_dict() if is_run(run_dir) else None
         print_json({"run_dir": str(run_dir), "report": report}, TRAIN, code)
     return code

@@ -6,8 +6,7 @@ import signal
 
 from paceline.launch.launcher import Environ, Launcher, Ranks3
 from paceline.launch.torchrun import ranks_of
-
-RENDEZVOUS = "PACELINE_RENDEZVOUS"
+from paceline.supervise.told.place import RENDEZVOUS
 
 
 def _ranks(environ: Environ) -> Ranks3 | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import parsed_line, starts_of
 from paceline.spec.journal.record import Record
+from paceline.spec.run_files import journal_folder
 
 CHUNK_BYTES = 1 << 20  # that are read at once, so that a long journal is never in memory whole
 
@@ -66,7 +67,7 @@ class Follower:
         starts = [each for each in starts_of(self.run_dir) if each[0] > self._after]
         newest = starts[-1][0] if starts else max(1, self._after)
         ways = [(number, path, number == newest) for number, path in starts]
-        ways += [(newest, path, True) for path in _beside(self.run_dir / "journal")]
+        ways += [(newest, path, True) for path in _beside(journal_folder(self.run_dir))]
         for number, path, is_last in ways:
             place = self._places.get(path) or self._first_place(path)
             for raw in self._raw_lines(path, place, is_last):

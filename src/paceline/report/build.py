@@ -15,6 +15,7 @@ from paceline.report.format import signed_percent
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
 from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
+from paceline.spec.run_files import journal_folder
 from paceline.verdict.verdict import COMPUTE
 
 FILE = "report.html"
@@ -26,7 +27,7 @@ def build_report(run_dir: Path) -> Summary:
     Raises ConfigError where the directory is not a run's, StorageError where its journal is empty or unreadable.
     """
     run_dir = Path(run_dir)
-    folder = run_dir / "journal"
+    folder = journal_folder(run_dir)
     if not folder.is_dir():
         because = f"it has no folder '{folder.name}'" if run_dir.is_dir() else "there is no such folder"
         raise ConfigError(f"{run_dir} is not a run's directory", because, "name the folder that `paceline train` wrote")

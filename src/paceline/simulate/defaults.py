@@ -16,7 +16,7 @@ from paceline.simulate.interval import daly_interval
 from paceline.simulate.policy import Policy, duration_text
 from paceline.simulate.scenario import Scenario
 from paceline.spec.optimizers import state_values
-from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 
 SAVE_SECONDS = 1.0  # a save's halt besides the copy: below 1 s with pinned memory (torchtitan, pull request 3393)
 COPY_SECONDS = 0.2  # the same for a copy in memory: 0.2 s, 65B parameters on 1,536 H800 (DLRover's flash checkpoint)

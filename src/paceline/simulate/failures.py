@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 
 HOURS_PER_DAY = 24.0
 

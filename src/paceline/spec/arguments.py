@@ -16,6 +16,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec, check
 from paceline.spec.plan import Plan, PlanSpec, counts_text
 from paceline.spec.run import RunSpec
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.faults import read_faults
 from paceline.spec.task import Task
 
@@ -178,4 +179,4 @@ def run_directory(spec: Spec) -> Path:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Return whether a run's directory holds a checkpoint, from which a start would go on."""
-    return any((run_dir / "checkpoints").glob("*/manifest.json"))
+    return any(checkpoints_folder(run_dir).glob("*/manifest.json"))

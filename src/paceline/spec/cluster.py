@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 
 SOURCES = ("measured", "published", "assumed", "unknown")
 # That a fused AdamW update in fp32 moves for each parameter: it reads w, g, m and v, and writes w, m and v.

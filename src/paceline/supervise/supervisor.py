@@ -29,6 +29,7 @@ from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.signals import ForwardingFlag, forward_signals
+from paceline.supervise.told.place import FILE, RENDEZVOUS
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
@@ -130,7 +131,7 @@ def places(folder: Path, ranks: int, environ: Mapping[str, str]) -> list[dict[st
     """Return what the environment of each rank has besides: its place, where all meet, and where errors are left."""
     shared = {
         "WORLD_SIZE": str(ranks),
-        "PACELINE_RENDEZVOUS": f"file://{folder}/rendezvous",
+        RENDEZVOUS: f"{FILE}{folder}/rendezvous",
         ERROR_FOLDER: str(folder),
         PARENT_VARIABLE: str(os.getpid()),
         "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME", "lo"),

@@ -13,11 +13,12 @@ from rounding import FP64, adam_error
 
 from paceline.checkpoint import find_latest, full_tensors
 from paceline.errors import ConfigError
-from paceline.run.loop.resume import Progress, RunIdentity, checkpoint_root, restore, save
+from paceline.run.loop.resume import Progress, RunIdentity, restore, save
 from paceline.run.replicas.build import refuse_unproven
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.sync import Sync, refuse_between, refuse_resync
 from paceline.spec.task import Task
 from paceline.task.optimizer.schedule import Course
@@ -64,7 +65,7 @@ def test_the_models_weights_in_a_checkpoint_are_those_that_copies_share(tmp_path
     task = copies_task()
     run_ranks(trained, 2, task, copies_plan(DILOCO), str(tmp_path), 4)
     _, after_three = by_hand(task, DILOCO, 2, 3)
-    newest = find_latest(checkpoint_root(tmp_path))
+    newest = find_latest(checkpoints_folder(tmp_path))
     assert newest is not None
     bound = adam_error(task.optimizer.lr, task.optimizer.eps, 3, FP64)
     stored = dict(full_tensors(newest))

@@ -26,6 +26,7 @@ from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import LEAST_SECONDS, MovedClock, boot_here, shifted
 from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.run_files import journal_folder
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
 from paceline.spec.watch.traced import TraceRequest, ask_for_trace, trace_under_way
 from paceline.supervise.ranks_lost import RanksLost
@@ -69,7 +70,7 @@ class AlertWatch:
         self._clock, self._moved = MovedClock(), 0.0  # since the watch began; rules know the clock of that moment
         self._stood = self._clock.apart
         self._moved_of_run = 0.0  # the same, as far as records tell it
-        newest = max((each for each, _ in numbered(run_dir / "journal")), default=0)
+        newest = max((each for each, _ in numbered(journal_folder(run_dir))), default=0)
         self._follower, self._goes_on = Follower(run_dir, after=newest - goes_on), goes_on
         self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
         self._firing: dict[str, _Active] = {}

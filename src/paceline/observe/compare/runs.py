@@ -20,6 +20,7 @@ from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import spent_so_far
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
+from paceline.spec.run_files import is_run
 
 MOST_RUNS, LEAST_RUNS = 20, 2
 LAST_SHARE, LEAST_LAST, MOST_LAST = 0.1, 20, 500  # of the steps that all have: losses are means over the last ones
@@ -117,7 +118,7 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
     """Return the comparison of runs' directories. Raises ConfigError for one that is none, and for less than two."""
     live = []
     for path in paths:
-        if not (path / "journal").is_dir():
+        if not is_run(path):
             raise ConfigError(f"{path} is not a run's directory", "it has no folder `journal`", "paceline compare A B")
         run = LiveRun(path)
         run.refresh()

@@ -15,6 +15,7 @@ from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.shared_spending import SharedSpending
+from paceline.spec.run_files import is_run, runs_at
 
 READ_SECONDS = 0.8  # of one look: a long journal is read over several, and what is there is shown meanwhile
 LOOK_SECONDS, BEHIND_SECONDS = 0.3, 0.02  # between two looks; while a long journal is being read
@@ -108,14 +109,13 @@ class RunSet:
     @property
     def is_one(self) -> bool:
         """Whether a single run's directory was asked for."""
-        return len(self.paths) == 1 and (self.paths[0] / "journal").is_dir()
+        return len(self.paths) == 1 and is_run(self.paths[0])
 
     def scan(self) -> dict[str, Path]:
         """Return the run directories that are there now, by the names that they have on the page."""
         found: list[Path] = []
         for path in self.paths:
-            own = [path] if (path / "journal").is_dir() else sorted(each.parent for each in path.glob("*/journal"))
-            found += [each for each in own if each not in found]
+            found += [each for each in runs_at(path) if each not in found]
         with self._lock:
             known = {watched.live.run_dir: name for name, watched in self._watched.items()}
             for run_dir in found:

@@ -44,6 +44,7 @@ from paceline.spec.journal.kinds import (
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
 from paceline.spec.journal.watching import AlertRecord, HealthSample, NodeSample
+from paceline.spec.run_files import is_run
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
@@ -102,7 +103,7 @@ class LiveRun:
                     break
             else:
                 self._lines = None
-            is_gone = bool(self.spans) and not (self.run_dir / "journal").is_dir()
+            is_gone = bool(self.spans) and not is_run(self.run_dir)
             self.trouble = "it is gone, and what was read of it stays" if is_gone else ""
         except OSError as error:
             self._lines, self.trouble = None, str(error)

@@ -59,13 +59,6 @@ def remember_run(run_dir: Path) -> Path:
     return write_observation(observe_run(run_dir)[0])
 
 
-def runs_under(folder: Path) -> list[Path]:
-    """Return the directories of runs at or below a folder, in the order of their names."""
-    if (folder / "journal").is_dir():
-        return [folder]
-    return sorted(found.parent for found in folder.glob("**/journal") if found.is_dir())
-
-
 def _steady(records: list[Record]) -> list[StepRecord]:
     steps = [record for record in records if isinstance(record, StepRecord) and record.step is not None]
     busy = [(record.KIND, place) for record in records if record.KIND in BUSY and (place := _place(record))]

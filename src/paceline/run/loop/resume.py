@@ -42,6 +42,7 @@ from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.contract import Change, check_contract
 from paceline.spec.sync import refuse_resync
 from paceline.task.adapt.trained import turned_layers
@@ -100,11 +101,6 @@ class Restored:
     data_changed: bool = False  # and were accepted
 
 
-def checkpoint_root(run_dir: Path) -> Path:
-    """Return the folder that holds a run's checkpoints."""
-    return run_dir / "checkpoints"
-
-
 def save(
     run: RunIdentity,
     built: Assembled,
@@ -120,7 +116,7 @@ def save(
     """
     tensors, extra = saved_state(run, built, plan, progress)
     return save_checkpoint(
-        checkpoint_root(run.dir),
+        checkpoints_folder(run.dir),
         progress.step,
         tensors,
         extra,
@@ -184,7 +180,7 @@ def restore(
         root.fill(_state(built))
         return _taken(run, built, plan, Path(RANKS_MEMORY), root.extra, notes)
     in_memory = None if root else world.share(memory_root(run.dir))
-    roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
+    roots = [root] if root else [each for each in (in_memory, checkpoints_folder(run.dir)) if each is not None]
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
     hanging = run.spec.run.checkpoints.hanging_after
 

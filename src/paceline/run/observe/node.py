@@ -25,6 +25,7 @@ from paceline.run.record.lines import append_line
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.spec.journal.watching import NodeSample
+from paceline.spec.run_files import journal_folder
 
 NODES_AT_EVERY = 16  # nodes that write each sample; of more, each writes as many fewer, so that all write no more
 CLOSE_SECONDS = 2.0  # that the last sample may take
@@ -121,7 +122,7 @@ class SamplesOfOthers:
     def __init__(self, run_dir: Path, attempt: int, node: str, group_read: bool = False) -> None:
         """A file that cannot be written costs the samples, and not the run."""
         self._attempt, self._mode = attempt, 0o640 if group_read else 0o600
-        self.path = run_dir / "journal" / f"node-{attempt:04d}-{file_name(node)}.jsonl"
+        self.path = journal_folder(run_dir) / f"node-{attempt:04d}-{file_name(node)}.jsonl"
 
     def __call__(self, sample: NodeSample) -> None:
         """Append a sample. Where a disk does not take it, it is lost."""

@@ -28,6 +28,7 @@ from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.run_files import journal_folder
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -58,7 +59,7 @@ class Journal:
         self._clock = ClockNotes(MovedClock())
         self._fault: Callable[[], Fault | None] = lambda: None
         self._decided: Callable[[], Decided | None] = lambda: None
-        self.folder = run_dir / "journal"
+        self.folder = journal_folder(run_dir)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.attempt = 1 + max((number for number, _ in numbered(self.folder)), default=0)

@@ -40,7 +40,7 @@ from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.generation import FROM_RANKS, Generation, take_generation
-from paceline.supervise.told.place import Place
+from paceline.supervise.told.place import RENDEZVOUS, Place
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def next_place(world: World, waits: Waits) -> tuple[Place, Generation] | None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"rank-{rank}-paceline")
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"]), following
+    return Place(rank, size, world.local_rank, on_node, os.environ[RENDEZVOUS]), following
 
 
 def bring_together(world: World, generation: Generation, held: Brought | None) -> Together | None:

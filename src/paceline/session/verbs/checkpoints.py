@@ -13,6 +13,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.session.verbs.weights import Chosen, choose_checkpoint, write_weights
 from paceline.spec.layout import Layout
 from paceline.spec.plan import plan_from_dict
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.contract import Change, changes_between
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def list_at(path: Path) -> tuple[list[Listed], list[str]]:
     """
     from paceline.checkpoint import list_checkpoints
 
-    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    own = checkpoints_folder(path)
+    root = own if own.is_dir() else path
     found = list_checkpoints(root)
     if not found.complete and not found.skipped:
         raise ConfigError(f"'{path}' holds no checkpoint", f"{root} has no folder `step-...`", "a run's directory")

@@ -12,6 +12,7 @@ from paceline.observe.exports.sink import ExportedRun
 from paceline.session.extras import missing_export
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_kind
+from paceline.spec.run_files import is_run
 from paceline.spec.watch.exports import ExportsSpec
 
 
@@ -23,7 +24,7 @@ def deliver_run(
     `given` are options of `run.exports` in the place of the run's own. Raises ConfigError where there is no run or no
     sink, MissingExtra where a sink's package is not installed.
     """
-    starts = list(read_kind(run_dir, RunStarted)) if (run_dir / "journal").is_dir() else []
+    starts = list(read_kind(run_dir, RunStarted)) if is_run(run_dir) else []
     if not starts:
         raise ConfigError(
             f"{run_dir} is no run's directory", "it has no journal with a start", "a run that was trained"

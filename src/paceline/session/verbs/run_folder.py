@@ -19,6 +19,7 @@ from paceline.spec.import_paths import DATA_SETS, METRICS
 from paceline.spec.journal.kinds import BY_KIND
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import Spec, spec_from_dict
+from paceline.spec.run_files import is_run, runs_inside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +113,7 @@ class RunFolder:
 
 def open_run(run_dir: Path) -> RunFolder:
     """Return a run's directory. Raises ConfigError where it is none, naming one that is near."""
-    if not (run_dir / "journal").is_dir():
+    if not is_run(run_dir):
         raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
     return RunFolder(run_dir)
 
@@ -123,5 +124,5 @@ def _asked(step: int | str | None) -> int | str | None:
 
 def _runs_near(run_dir: Path) -> str:
     folders = {run_dir, run_dir.parent, Path("runs")}
-    known = [str(found.parent) for folder in folders for found in folder.glob("*/journal")]
+    known = [str(found) for folder in folders for found in runs_inside(folder)]
     return suggestion(str(run_dir), known) if known else "paceline train SPEC makes one"

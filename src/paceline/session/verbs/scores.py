@@ -9,7 +9,8 @@ from pathlib import Path
 from paceline.backtest.backtest import Backtest, FileResult, run_backtest
 from paceline.backtest.runs import FinishedRun, score_runs
 from paceline.errors import DataError
-from paceline.plan.learn.observe import observe_run, runs_under
+from paceline.plan.learn.observe import observe_run
+from paceline.spec.run_files import runs_under
 
 
 def backtest_of(files: Sequence[Path]) -> Backtest:

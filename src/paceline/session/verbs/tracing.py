@@ -13,6 +13,7 @@ from paceline.observe.traces.trace_spans import read_trace
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_kind, read_tail_step
+from paceline.spec.run_files import is_run
 from paceline.spec.watch.traced import (
     FOLDER,
     TraceRequest,
@@ -32,7 +33,7 @@ def take_trace(run_dir: Path, request: TraceRequest, limit_seconds: float, say: 
     None where `limit_seconds` is 0: nobody waits then. Raises ConfigError where no run is live or the steps are over,
     DataError where the run has ended first, or takes longer.
     """
-    if not (run_dir / "journal").is_dir():
+    if not is_run(run_dir):
         raise ConfigError(f"{run_dir} is no run's directory", "it has no journal", "the run.dir of a job that trains")
     if not is_live(run_dir):
         raise ConfigError(

@@ -77,9 +77,9 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
     """
     from paceline.checkpoint import list_checkpoints, verify_checkpoint
     from paceline.checkpoint.tiers.retention import best_first
-    from paceline.run.loop.resume import checkpoint_root
+    from paceline.spec.run_files import checkpoints_folder
 
-    root = checkpoint_root(run_dir)
+    root = checkpoints_folder(run_dir)
     if not root.is_dir():
         raise ConfigError(f"'{run_dir}' holds no checkpoints", *_what_it_is(run_dir, root.name))
     listing = list_checkpoints(root)

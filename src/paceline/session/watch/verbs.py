@@ -24,6 +24,7 @@ from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.load import load_spec
 from paceline.spec.run import RunSpec
+from paceline.spec.run_files import is_run
 from paceline.spec.watch.alerts import RULES, SEVERITIES, AlertsSpec
 
 
@@ -111,6 +112,6 @@ def silence_rule(run_dir: Path, rule: str, seconds: float) -> dict[str, float]:
     """Silence a rule of a run, or all where it is empty, for so long; return all silences. Raises ConfigError."""
     if rule and rule not in RULES:
         raise ConfigError(f"--rule {rule}", "there is no such rule", suggestion(rule, list(RULES)))
-    if not (run_dir / "journal").is_dir():
+    if not is_run(run_dir):
         raise ConfigError(f"{run_dir} is not a run's directory", "it has no journal", "name the folder of a run")
     return silence(run_dir, rule or ALL, time.time() + seconds)

@@ -16,6 +16,7 @@ from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import records_in
 from paceline.spec.journal.record import Record, Some
+from paceline.spec.run_files import journal_folder
 
 MOST_WAITING = 1000  # records that are held for a disk that takes none
 _NAME = re.compile(r"([a-z]+)-([0-9]{4,})\.jsonl")
@@ -26,7 +27,7 @@ class BesideFile:
 
     def __init__(self, run_dir: Path, name: str, group_read: bool = False) -> None:
         """The file is made with its first record, and is the user's alone, or its group's to read."""
-        self._folder, self._name, self._mode = run_dir / "journal", name, 0o640 if group_read else 0o600
+        self._folder, self._name, self._mode = journal_folder(run_dir), name, 0o640 if group_read else 0o600
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._file, self._is_cut = -1, False  # whether a full disk took a part of the last line
 
@@ -64,7 +65,7 @@ class BesideFile:
 
 def beside_files(run_dir: Path, name: str = "") -> list[Path]:
     """Return the files beside the starts', of one name or of all, oldest first."""
-    folder = run_dir / "journal"
+    folder = journal_folder(run_dir)
     found = [(match[1], int(match[2]), path) for path in (folder.iterdir() if folder.is_dir() else ())
              if (match := _NAME.fullmatch(path.name)) and name in ("", match[1])]  # fmt: skip
     return [path for _, _, path in sorted(found)]

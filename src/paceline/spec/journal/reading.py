@@ -16,6 +16,7 @@ from paceline.errors import StorageError
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.record import Record, Some
 from paceline.spec.journal.watching import NodeSample
+from paceline.spec.run_files import journal_folder
 
 TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
 BLOCK_BYTES = 1 << 17  # of a journal that are looked through at a time for what is rare in it
@@ -32,7 +33,7 @@ def numbered(folder: Path) -> list[tuple[int, Path]]:
 
 def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
-    return [(number, path) for number, path in numbered(run_dir / "journal") if path.is_file()]
+    return [(number, path) for number, path in numbered(journal_folder(run_dir)) if path.is_file()]
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def starts_on(run_dir: Path, fingerprint: str | None) -> list[tuple[int, Path]]:
 
 def node_files(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number of the start, file) of every node that is not the first, which has samples of its own."""
-    folder = run_dir / "journal"
+    folder = journal_folder(run_dir)
     named = [(_OF_NODE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted((int(match[1]), path) for match, path in named if match and path.is_file())
 

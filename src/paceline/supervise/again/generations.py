@@ -24,6 +24,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.plan import Plan
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
@@ -335,7 +336,7 @@ class Generations:
 
     def _newest_on_disk(self) -> int:
         """Return the step of the newest checkpoint in the run's directory, 0 where there is none."""
-        names = (self._lock.run_dir / "checkpoints").glob("step-*")
+        names = checkpoints_folder(self._lock.run_dir).glob("step-*")
         steps = [int(name) for path in names if (name := path.name.partition("-")[2].partition(".")[0]).isdigit()]
         return max(steps, default=0)
 

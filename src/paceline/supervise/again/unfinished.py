@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 
 from paceline.durable import PARTIAL
+from paceline.spec.run_files import checkpoints_folder
 
 OVER = f"{PARTIAL}over-"  # which the next save removes, since nobody has locked them
 
@@ -24,7 +25,7 @@ def set_aside_unfinished(run_dir: Path) -> list[str]:
     """
     aside = []
     with contextlib.suppress(OSError):  # there are none yet; who loads says what else is wrong with the storage
-        for folder in sorted((run_dir / "checkpoints").glob(f"{PARTIAL}*")):
+        for folder in sorted(checkpoints_folder(run_dir).glob(f"{PARTIAL}*")):
             if folder.is_dir() and not folder.name.startswith(OVER):
                 with contextlib.suppress(OSError):  # it was removed, or published, just now
                     folder.rename(folder.with_name(f"{OVER}{secrets.token_hex(4)}"))

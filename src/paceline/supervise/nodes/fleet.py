@@ -36,7 +36,7 @@ from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
 from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
-from paceline.supervise.told.place import SERVED_STORE
+from paceline.supervise.told.place import RENDEZVOUS, SERVED_STORE
 
 LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
@@ -247,7 +247,7 @@ class Fleet:
         prefix = f"{self._lock.token}-{self._lock.generation}"
         shared = {
             "WORLD_SIZE": str(ranks),
-            "PACELINE_RENDEZVOUS": f"{SERVED_STORE}{meet}/{prefix}",
+            RENDEZVOUS: f"{SERVED_STORE}{meet}/{prefix}",
             ERROR_FOLDER: str(folder),
             **self._lock.for_far_ranks(),
         }

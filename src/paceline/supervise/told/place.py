@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RENDEZVOUS = "PACELINE_RENDEZVOUS"  # variable of a rank's environment: where all meet
 FILE = "file://"  # PATH of a file of this machine in which ranks find each other
 SERVED_STORE = "store://"  # HOST:PORT/PREFIX of a store that rank 0 serves
 KEPT_STORE = "kept-store://"  # and of one that whoever started the ranks serves

@@ -21,9 +21,9 @@ from paceline.simulate.failures import failure_rates
 from paceline.simulate.interval import daly_interval
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec
-from paceline.spec.reliability import ReliabilitySpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 
 
 def test_the_interval_is_dalys_in_whole_steps() -> None:

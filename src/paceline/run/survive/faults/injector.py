@@ -22,6 +22,7 @@ from paceline.run.survive.faults.values import spoil, spoiled
 from paceline.spec.journal.kinds import InjectedRecord
 from paceline.spec.journal.reading import records_of_kind, starts_of
 from paceline.spec.journal.record import read
+from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.faults import OF_A_FILE, FaultPlan, FaultSpec
 
 Numbered = tuple[int, FaultSpec]
@@ -34,7 +35,7 @@ class Injector:
 
     def __init__(self, plan: FaultPlan, run_dir: Path, rank: int, world_size: int) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
-        self._run_dir, self._checkpoints, self._ledger = run_dir, run_dir / "checkpoints", Ledger(run_dir)
+        self._run_dir, self._checkpoints, self._ledger = run_dir, checkpoints_folder(run_dir), Ledger(run_dir)
         self._told: set[tuple[object, ...]] | None = None  # of rank 0: the strikes that the journal has
         self._by_phase: dict[str, list[Numbered]] = {}
         for number, fault in enumerate(plan.each, 1):

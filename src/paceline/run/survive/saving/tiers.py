@@ -13,7 +13,7 @@ from paceline.checkpoint.beside.flight import SaveTo
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import StorageError
-from paceline.run.loop.resume import RunIdentity, checkpoint_root
+from paceline.run.loop.resume import RunIdentity
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.saving.intervals import Cadence
@@ -26,6 +26,7 @@ from paceline.run.survive.saving.memory_tier import (
     why_no_memory_tier,
 )
 from paceline.run.survive.saving.peers import PeerCopies, meet_peers
+from paceline.spec.run_files import checkpoints_folder
 
 DISK, MEMORY = "disk", "memory"
 IN_PEERS = "copies in the memory of two nodes"  # as decisions call it
@@ -137,7 +138,7 @@ class Tiers:
 
     def _on_disk(self, memory: Path | None) -> Tier:
         beside = () if memory is None else (memory,)
-        root = checkpoint_root(self._run.dir)
+        root = checkpoints_folder(self._run.dir)
         asked = self._run.spec.run
         retention = Retention(asked.keep_last, asked.checkpoints.keep_for, asked.checkpoints.keep_best)
         return Tier(DISK, SaveTo(root, retention, self._kept, self._fence, beside, self._unchanged))

@@ -19,6 +19,7 @@ from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, R
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
 from paceline.spec.journal.record import read
 from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
+from paceline.spec.run_files import runs_inside
 
 Period = tuple[float, float]  # seconds since the epoch
 Held = TypeVar("Held")
@@ -115,13 +116,13 @@ def held_by_others(run_dir: Path, tags: Mapping[str, object], tag: str) -> list[
     """
     found: list[HeldTime] = []
     own = run_dir.resolve()
-    for journal in sorted(own.parent.glob("*/journal")):
-        if journal.parent == own:
+    for other in runs_inside(own.parent):
+        if other == own:
             continue
         try:
-            starts = list(read_kind(journal.parent, RunStarted))
+            starts = list(read_kind(other, RunStarted))
             if starts and _tag(starts[-1], tag) == str(tags.get(tag)):
-                found += _until_now(journal.parent, held_in(journal.parent), starts[-1])
+                found += _until_now(other, held_in(other), starts[-1])
         except OSError:  # it is removed meanwhile, or another user's
             continue
     return found
