@@ -128,6 +128,12 @@ def meanings(path: Path) -> list[tuple[str, str]]:
     return [(name, meaning) for name, meaning in found if not name.startswith("_")]
 
 
+def test_a_class_has_its_name_alone() -> None:
+    """Also one that its file alone uses: whoever searches for the name finds one thing."""
+    names = Counter(re.findall(r"^\s*class (\w+)", "\n".join(p.read_text("utf-8") for p in SOURCE.rglob("*.py")), re.M))
+    assert len(names) > 1000 and {name for name, count in names.items() if count > 1} == set()
+
+
 def test_a_public_name_of_a_class_or_type_means_one_thing() -> None:
     of: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):

@@ -59,7 +59,7 @@ def fill(
     what was read until then.
     """
     needed = sorted(_needed(tensors, kinds, chunks), key=lambda one: one.chunk.file)
-    sums = _Sums(tensors if takes_sums else {})
+    sums = _PartSums(tensors if takes_sums else {})
     with OpenShards(path) as opened:
         straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
@@ -96,7 +96,7 @@ def _needed(tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[s
 
 
 def _shared_out(
-    needed: Sequence[Needed], opened: OpenShards, checks: Container[str], sums: _Sums
+    needed: Sequence[Needed], opened: OpenShards, checks: Container[str], sums: _PartSums
 ) -> tuple[dict[str, Destinations], list[Needed]]:
     """Return what is read while its file is checked, by file, and what comes later."""
     straight: dict[str, list[tuple[Destination, Needed]]] = defaultdict(list)
@@ -147,7 +147,7 @@ def _copy(path: Path, later: Sequence[Needed], opened: OpenShards) -> None:
                 copies.begin(one.target, shards.read(one.chunk, one.dtype, one.begin, tuple(one.target.shape)))
 
 
-class _Sums:
+class _PartSums:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

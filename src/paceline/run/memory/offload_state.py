@@ -22,7 +22,7 @@ Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class _OffloadedGroup:
     """Some parameters of one group, and an optimizer of the same kind for them alone."""
 
     group: dict[str, Any]  # of the optimizer that holds the state; its options count
@@ -46,7 +46,7 @@ class OffloadedUpdate:
         self._stream = torch.cuda.Stream(on_cuda.pop()) if on_cuda else None
         bucket_bytes //= 2 if self._stream else 1  # two are on the device at a time
         self._buckets = [
-            _Bucket(group, parameters, kind([{**group, "params": parameters}]))
+            _OffloadedGroup(group, parameters, kind([{**group, "params": parameters}]))
             for group in optimizer.param_groups
             for parameters in self._filled(group["params"], bucket_bytes)
         ]
@@ -65,7 +65,7 @@ class OffloadedUpdate:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _fetch(self, bucket: _Bucket) -> Visiting:
+    def _fetch(self, bucket: _OffloadedGroup) -> Visiting:
         """Return the state of a bucket's weights that have a gradient, on its way to the device."""
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             return {

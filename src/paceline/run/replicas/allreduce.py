@@ -29,7 +29,7 @@ from paceline.task.models.held import local_of
 
 
 @dataclass
-class _Bucket:
+class _FlatBucket:
     flat: torch.Tensor
     parameters: list[nn.Parameter]
     views: list[torch.Tensor]  # of this rank's part of each gradient, in `flat`
@@ -52,7 +52,7 @@ class ReducedGradients:
     bucket_bytes: int
     sums: BucketSum = field(default_factory=PlainSums)
     inner: ShardedGradients | None = None
-    _buckets: list[_Bucket] = field(default_factory=list)
+    _buckets: list[_FlatBucket] = field(default_factory=list)
     _next: int = 0
     _last: bool = False
 
@@ -120,7 +120,7 @@ class ReducedGradients:
             bucket.work.wait()
             bucket.work = None
 
-    def _partly(self) -> list[_Bucket]:
+    def _partly(self) -> list[_FlatBucket]:
         """Return the buckets with parameters that this rank did not reach."""
         return [bucket for bucket in self._buckets if len(bucket.reached) < len(bucket.parameters)]
 
@@ -155,7 +155,7 @@ def grouped(parameters: Sequence[nn.Parameter], limit: int) -> list[list[nn.Para
 
 
 @torch.no_grad()
-def _fill(parameters: list[nn.Parameter]) -> _Bucket:
+def _fill(parameters: list[nn.Parameter]) -> _FlatBucket:
     """Return a bucket with one gradient view per parameter, laid out like this rank's part of the parameter.
 
     Fused optimizers walk through the memory of weight, gradient and state side by side, whatever their strides are.
@@ -169,7 +169,7 @@ def _fill(parameters: list[nn.Parameter]) -> _Bucket:
         views.append(flat.as_strided(part.shape, _dense_strides(part), start))
         start += part.numel()
     grads = [wrapped(v, p) if isinstance(p, DTensor) else v for p, v in zip(parameters, views, strict=True)]
-    return _Bucket(flat, parameters, views, grads, flat[start:])
+    return _FlatBucket(flat, parameters, views, grads, flat[start:])
 
 
 def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:

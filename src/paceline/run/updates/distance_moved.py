@@ -28,14 +28,14 @@ PIECE_ELEMENTS = 2**24  # of the starting weights that are held at a time
 
 
 @dataclass
-class _Sums:
+class _SquareSums:
     """Sums over elements of a tensor: squares of differences, squares of starting weights, how many."""
 
     moved: float = 0.0
     started: float = 0.0
     count: int = 0
 
-    def add(self, other: _Sums) -> None:
+    def add(self, other: _SquareSums) -> None:
         self.moved, self.started, self.count = (
             self.moved + other.moved, self.started + other.started, self.count + other.count,
         )  # fmt: skip
@@ -56,21 +56,21 @@ def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord 
     names = world.union(sums)
     if not names:
         return None
-    own = [sums.get(name, (_Sums(), 0)) for name in names]
+    own = [sums.get(name, (_SquareSums(), 0)) for name in names]
     parts = [[each.moved, each.started, each.count, size, size > 0] for each, size in own]
     table = iter(world.sum([float(value) for part in parts for value in part]))
-    whole: dict[str, _Sums] = {}
+    whole: dict[str, _SquareSums] = {}
     sizes: dict[str, int] = {}
     for name in names:
         distance, started, count, size, holders = itertools.islice(table, 5)
         if holders:  # a tensor without an element has none
-            whole[name], sizes[name] = _Sums(distance, started, int(count)), int(size / holders)
+            whole[name], sizes[name] = _SquareSums(distance, started, int(count)), int(size / holders)
     return _record(whole, sizes, len(world.union(fresh)), step, time.perf_counter() - began)
 
 
 def _of_rank(
     model: nn.Module, spec: ModelSpec, trained_only: bool
-) -> tuple[dict[str, tuple[_Sums, int]], list[str], str]:
+) -> tuple[dict[str, tuple[_SquareSums, int]], list[str], str]:
     """Return the sums of this rank's parts by name, with the size of each whole tensor; fresh names; why not."""
     try:
         targets, stored, fitted = check_names(model, spec.starts_from, spec.fresh)
@@ -86,10 +86,10 @@ def _of_rank(
 
 
 @torch.no_grad()
-def _sums(stored: Stored, name: str, target: Tensor) -> _Sums:
+def _sums(stored: Stored, name: str, target: Tensor) -> _SquareSums:
     """Return the sums of the part of a tensor that this rank has, a piece of its rows at a time."""
     local, offsets, sizes = held_part(target)
-    found = _Sums(count=local.numel())
+    found = _SquareSums(count=local.numel())
     rows = max(1, PIECE_ELEMENTS // max(1, math.prod(sizes[1:])))
     for at in range(0, sizes[0] if local.numel() and sizes else 0, rows):
         few = min(rows, sizes[0] - at)
@@ -99,25 +99,25 @@ def _sums(stored: Stored, name: str, target: Tensor) -> _Sums:
     return found
 
 
-def _record(whole: dict[str, _Sums], sizes: dict[str, int], fresh: int, step: int, seconds: float) -> MovedRecord:
+def _record(whole: dict[str, _SquareSums], sizes: dict[str, int], fresh: int, step: int, seconds: float) -> MovedRecord:
     """Return the record of sums over all ranks; what several ranks hold counts once."""
-    blocks: dict[str, _Sums] = {}
+    blocks: dict[str, _SquareSums] = {}
     for name, sums in whole.items():
         copies = sums.count / sizes[name]
-        once = _Sums(sums.moved / copies, sums.started / copies, sizes[name])
-        blocks.setdefault(_block_of(name), _Sums()).add(once)
+        once = _SquareSums(sums.moved / copies, sums.started / copies, sizes[name])
+        blocks.setdefault(_block_of(name), _SquareSums()).add(once)
     ordered = sorted(blocks.items(), key=lambda item: _place(item[0]))
     table = {
         name: {"distance": _distance(sums), "norm": math.sqrt(sums.started), "parameters": sums.count}
         for name, sums in ordered
     }
-    total = _Sums()
+    total = _SquareSums()
     for of_block in blocks.values():
         total.add(of_block)
     return MovedRecord(step, table, _distance(total), fresh, seconds)
 
 
-def _distance(sums: _Sums) -> float:
+def _distance(sums: _SquareSums) -> float:
     return math.sqrt(sums.moved / sums.started) if sums.started else math.nan
 
 

@@ -28,7 +28,7 @@ AGAIN_SECONDS = 1.0  # after which a disk that took nothing is tried again
 END_SECONDS = 60.0  # at the end, for a reader that has taken nothing meanwhile
 
 
-class _Pieces:
+class _WaitingPieces:
     """What waits, of ranks or of this process: pairs (number of the piece, bytes)."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class _Pieces:
 
 
 @dataclass
-class _Stream:
+class _PrintedStream:
     """What waits for one stream, which is printed in the order of the pieces' numbers."""
 
-    own: _Pieces = field(default_factory=_Pieces)
-    of_ranks: _Pieces = field(default_factory=_Pieces)
+    own: _WaitingPieces = field(default_factory=_WaitingPieces)
+    of_ranks: _WaitingPieces = field(default_factory=_WaitingPieces)
     at_hand: tuple[int, bytes] | None = None  # is being written
     left_out: int = 0  # lines, since the last piece that was printed
     ends_line: bool = True
@@ -100,7 +100,7 @@ class Printer:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit, self._number = limit_bytes, 0
-        self._streams = {1: _Stream(), 2: _Stream()}
+        self._streams = {1: _PrintedStream(), 2: _PrintedStream()}
         self._direct = {number: _reopened(number) for number in self._streams}
         self.changed = threading.Condition()
         self._is_closed = self._is_given_up = False
@@ -247,7 +247,12 @@ class Printer:
             if error is None:
                 stream.written(count)
             elif error.errno == errno.EPIPE:
-                stream.broken, stream.at_hand, stream.own, stream.of_ranks = error, None, _Pieces(), _Pieces()
+                stream.broken, stream.at_hand, stream.own, stream.of_ranks = (
+                    error,
+                    None,
+                    _WaitingPieces(),
+                    _WaitingPieces(),
+                )
             else:  # a disk that is full, or somebody has made the stream one that does not wait
                 stream.has_failed = error.errno != errno.EAGAIN
                 stream.again = time.monotonic() + (AGAIN_SECONDS if stream.has_failed else LOOK_SECONDS)

@@ -31,7 +31,7 @@ class _Read(NamedTuple, Generic[Item]):
         return self
 
 
-class _Begun(NamedTuple, Generic[Item]):
+class _BegunRead(NamedTuple, Generic[Item]):
     """A read of which the waiting is over, and what that took; what is left is done by whoever takes it."""
 
     finish: Callable[[], Item]
@@ -62,7 +62,7 @@ class _Group(Generic[Item]):
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
-        self.found: dict[Call, _Read[Item] | _Begun[Item] | _Failed] | None = None
+        self.found: dict[Call, _Read[Item] | _BegunRead[Item] | _Failed] | None = None
         self.future: Future[None]  # of all of them
 
 
@@ -139,7 +139,7 @@ class ReadAhead(Generic[Item]):
             found = self._asked[arguments] = self._tried(arguments)
         if isinstance(found, _Group) and self._send is not None:
             begun = None if found.found is None else found.found[arguments]
-            if isinstance(begun, _Begun):
+            if isinstance(begun, _BegunRead):
                 begun = self._finished(begun)
             found = found if begun is None else begun
             self._asked[arguments] = found
@@ -222,16 +222,16 @@ class ReadAhead(Generic[Item]):
 
         Where they cannot be begun together, each is made by itself: what is wrong with one is said of that one.
         """
-        found: Sequence[_Read[Item] | _Begun[Item] | _Failed] = ()
+        found: Sequence[_Read[Item] | _BegunRead[Item] | _Failed] = ()
         if self._begin_reads is not None and len(group.calls) > 1:
             with contextlib.suppress(Exception):  # a user's data set may raise anything; it is raised again below
                 begun = self._timed_by(self._begin_reads, group.calls)
                 share = 1 / len(group.calls)
-                found = [_Begun(finish, share * begun.seconds, share * begun.waited) for finish in begun.item or ()]
+                found = [_BegunRead(finish, share * begun.seconds, share * begun.waited) for finish in begun.item or ()]
         found = found or [self._tried(arguments) for arguments in group.calls]
         group.found = dict(zip(group.calls, found, strict=True))
 
-    def _finished(self, read: _Begun[Item]) -> _Read[Item] | _Failed:
+    def _finished(self, read: _BegunRead[Item]) -> _Read[Item] | _Failed:
         try:
             return read.result()
         except Exception as error:  # a user's data set may raise anything; it is raised where it is taken

@@ -66,7 +66,7 @@ LIKELY_SCALED = (
 
 
 @dataclass(frozen=True)
-class _Program:
+class _OneDevice:
     """The model of one device, and the random numbers of its samples."""
 
     model: nn.Module
@@ -101,14 +101,14 @@ def whole_batch(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _FoundInFormat:
     """What the check finds in one format, and whether the program fails there."""
 
     proof: CheckProof
     fails: bool
 
 
-def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
+def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
@@ -137,10 +137,10 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     # Of what fp64 does not know it has nothing to say.
-    return _Held(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
+    return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers, list[_Numbers]] | None:
+def _of_many_rows(asked: Asked, program: _OneDevice, turn: Turn) -> tuple[_Numbers, list[_Numbers]] | None:
     """Return what a batch of many rows gives in one piece and in growing ones; None where that takes too long.
 
     A program that fails on so many says nothing here: ranks give it fewer.
@@ -161,7 +161,7 @@ def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers
     return (whole, [other]) if math.isfinite(whole.loss) else None
 
 
-def _out_of_proportion(asked: Asked, program: _Program, turn: Turn, whole: _Numbers) -> FirstDifference | None:
+def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
     """Return what says that the gradient of a scaled loss is not the scaled gradient, None where it is."""
     scaled = _numbers(asked, program, turn, whole.sizes, SCALED)
     found = [d for d in _differences(whole, scaled) if d.relative > PROPORTION]
@@ -185,12 +185,12 @@ def _require_numbers(whole: _Numbers, turn: Turn) -> None:
         )
 
 
-def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _Program:
+def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _OneDevice:
     """Return the model of one device, its weights moved where asked, with the random numbers of its samples."""
     model = asked.model(move)
     objectives = [turn.objective for turn in turns]
     dtype = MASTER_DTYPES[asked.plan.precision]
-    return _Program(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, dtype))
+    return _OneDevice(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, dtype))
 
 
 def _beyond_rounding(
@@ -263,7 +263,7 @@ class _Difference:
     ratio: float
 
 
-def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0) -> _Numbers:
+def _numbers(asked: Asked, program: _OneDevice, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
 
     The loss is scaled before its backward pass, and the gradients back again.

@@ -38,7 +38,7 @@ Closure = Callable[[], torch.Tensor]
 
 
 @dataclass
-class _Begun:
+class _BegunStep:
     """A step of which the gradients are there, summed over all items."""
 
     batches: Batches
@@ -68,7 +68,7 @@ class LoopReference:
         self._objective, self._optimizer, self._clip_norm = with_gather(objective), optimizer, clip_norm
         self._is_coupled = is_coupled(module, self._objective)
         self._update = self._updates(self.module)
-        self._made: list[_Begun] = []
+        self._made: list[_BegunStep] = []
         self._starts: list[nn.Module] = []  # the module before the first step; before every one without an optimizer
 
     def begin(self, batches: Batches, dtype: str) -> MicroBatches:
@@ -85,7 +85,7 @@ class LoopReference:
             torch.default_generator.manual_seed(ASIDE)  # torch.manual_seed would seed accelerators as well
             with NoPeers() if is_first else contextlib.nullcontext():
                 parts = self._backward(self.module, batches)
-            self._made.append(_Begun(batches, parts))
+            self._made.append(_BegunStep(batches, parts))
             if is_first:
                 pieces = [_on_cpu(piece) for part in batches for piece in part]
                 self.not_a_sum = not_a_sum(
@@ -118,7 +118,7 @@ class LoopReference:
                 start, update = weights_of(module), self._updates(module)
             assert start is not None
             parts = self._backward(module, made_before.batches, scale)
-            begun = _Begun(made_before.batches, parts, made_before.frozen)
+            begun = _BegunStep(made_before.batches, parts, made_before.frozen)
             found.append((start, self._finish(module, update, begun, scale)))
         return found
 
@@ -143,7 +143,7 @@ class LoopReference:
         return update
 
     def _finish(
-        self, module: nn.Module, update: Callable[[Closure], None] | None, begun: _Begun, scale: float = 1.0
+        self, module: nn.Module, update: Callable[[Closure], None] | None, begun: _BegunStep, scale: float = 1.0
     ) -> ReferenceStep:
         """Divide the summed gradients, clip them and update the module."""
         parts = begun.parts
@@ -174,7 +174,7 @@ class LoopReference:
             moments={},
         )
 
-    def _ready(self, module: nn.Module, begun: _Begun, divisor: float) -> float:
+    def _ready(self, module: nn.Module, begun: _BegunStep, divisor: float) -> float:
         """Make summed gradients those of an update, and return their norm before clipping."""
         trained = []
         for name, parameter in named(module).items():

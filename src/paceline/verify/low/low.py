@@ -98,7 +98,7 @@ def _low(device: LowDevice, world: World, *, brief: bool) -> CheckProof:
     ours = _update(built, task, watch, stream, 1)
     expected = expected if brief else _following(expected, device, watch, world)
     wrong = watch.formats(1, ours.sum_bits) + watch.decisions(ours.stats, 1) + _misrouted(expected, 1)
-    held = [_Held(expected, _differences(ours, expected.numbers, 1, world, plan))]
+    held = [_HeldStep(expected, _differences(ours, expected.numbers, 1, world, plan))]
     scales = built.stepper.scaler is not None
     last = 1 if brief and scales else STEPS
     for step in range(2, last + 1):
@@ -132,7 +132,7 @@ def _low(device: LowDevice, world: World, *, brief: bool) -> CheckProof:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _HeldStep:
     """What a step of a layout, or an evaluation, is held against, and how far from that it is."""
 
     reference: LowReference
@@ -147,7 +147,7 @@ class _Held:
 
 def _later(
     built: Assembled, task: Task, watch: Watch, stream: BatchStream, step: int, device: LowDevice
-) -> tuple[_Held, StepStats]:
+) -> tuple[_HeldStep, StepStats]:
     """Make a later update, and hold it against one device that has the layout's own weights before it."""
     world, plan, known = watch.world, watch.plan, watch.expected
     starts: list[Held] = []
@@ -155,25 +155,25 @@ def _later(
     with each_start(built, world, starts) if not known.coupled else contextlib.nullcontext():
         ours = _update(built, task, watch, stream, step)
     if known.coupled:
-        return _Held(dataclasses.replace(known, misrouted=()), []), ours.stats
+        return _HeldStep(dataclasses.replace(known, misrouted=()), []), ours.stats
     choices = watch.choices(step) if known.follows else None
     expected = _of_first(world, lambda: device.going_on(known, starts, step, scale, choices))
-    return _Held(expected, _differences(ours, expected.numbers, step, world, plan)), ours.stats
+    return _HeldStep(expected, _differences(ours, expected.numbers, step, world, plan)), ours.stats
 
 
-def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) -> _Held:
+def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) -> _HeldStep:
     """Evaluate what a layout has after a step, and hold it against one device that has the same weights."""
     world, known = watch.world, watch.expected
     if known.coupled:
-        return _Held(known, [])
+        return _HeldStep(known, [])
     start = held_by(watch.built.model, world, watch.plan.layout)
     ours = watch.evaluated(stream, step + 1)
     choices = watch.choices(step + 1) if known.follows else None
     if known.follows and choices is None:
-        return _Held(known, [])
+        return _HeldStep(known, [])
     expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1, choices))
     found = number_differences({AT[0]: ours}, {AT[0]: expected}, step, world)
-    return _Held(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
+    return _HeldStep(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
 def _of_first(world: World, made: Callable[[], Shared]) -> Shared:

@@ -76,7 +76,7 @@ class _Observer(SampleRandomness):
 
 
 @dataclass(frozen=True)
-class _Program:
+class _LookedAt:
     """A program to look at, and all that its looks move and that is put back."""
 
     model: nn.Module
@@ -119,12 +119,12 @@ def survey(model: nn.Module, objective: SurveyedObjective, batch: object, device
 
     The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were.
     """
-    program = _Program(model, batch, device)
+    program = _LookedAt(model, batch, device)
     with program.left_as_it_is():
         return _surveyed(program, objective)
 
 
-def _surveyed(program: _Program, objective: SurveyedObjective) -> Survey:
+def _surveyed(program: _LookedAt, objective: SurveyedObjective) -> Survey:
     """Return what is found by as many looks as it takes; `failed` says what the program said to the first of them."""
     failed = ""
     rows = rows_of_batch(program.batch)

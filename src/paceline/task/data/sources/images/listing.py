@@ -154,7 +154,7 @@ def _members(path: str, storage: Storage, odd: dict[str, list[str]], ends_early:
     """
     file = storage.open(path)
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Stream(file)), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BufferedReader(_PlacedBytes(file)), mode="r:") as tar:
             entries, end = list(tar), tar.offset
     except (tarfile.TarError, ValueError) as error:  # of a number in a header that is none
         raise DataError(f"{path} is not a tar file", str(error), "write or copy it again, unpacked") from error
@@ -205,7 +205,7 @@ def _number(file: ByteFile, member: tarfile.TarInfo, name: str) -> str:
     return text
 
 
-class _Stream(io.RawIOBase):
+class _PlacedBytes(io.RawIOBase):
     """A file of bytes, to be read by its places."""
 
     def __init__(self, file: ByteFile) -> None:

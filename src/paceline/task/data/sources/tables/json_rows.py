@@ -36,7 +36,7 @@ def read_json(file: File, damaged: Damaged) -> Iterator[NumberedRow]:
 
 def _objects(stream: IO[bytes], file: File, damaged: Damaged) -> Iterator[NumberedRow]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    pieces = _Pieces(text, file)
+    pieces = _JsonText(text, file)
     if not pieces.begins_with("["):
         if not pieces.begins_with("{"):
             raise DataError(f"{file.path} is no table", "it begins with neither [ nor {", _FORM)
@@ -53,7 +53,7 @@ def _objects(stream: IO[bytes], file: File, damaged: Damaged) -> Iterator[Number
             damaged.found(_no_object(file, f"entry {number:,}", found))
 
 
-def _lone_objects(pieces: _Pieces, file: File, damaged: Damaged) -> Iterator[NumberedRow]:
+def _lone_objects(pieces: _JsonText, file: File, damaged: Damaged) -> Iterator[NumberedRow]:
     """Yield objects one after the other; a file that is a single one is no table."""
     number, first = 0, None
     while not pieces.is_done():
@@ -91,7 +91,7 @@ def _no_object(file: File, place: str, found: object) -> DamagedData:
     return DamagedData(f"{file.path}, {place} is not an object", f"it is {json.dumps(found)[:40]}", _FORM)
 
 
-class _Pieces:
+class _JsonText:
     """The text of a JSON file, of which one value after the other is read."""
 
     def __init__(self, text: io.TextIOWrapper, file: File) -> None:
