@@ -22,9 +22,9 @@ def is_what(node: ast.expr) -> bool:
     return any(isinstance(each, ast.Constant) and each.value == "what" for each in named)
 
 
-def words(node: ast.expr) -> set[object]:
+def words(node: ast.expr) -> list[str]:
     """Return the texts that an expression spells."""
-    return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def spelled(tree: ast.Module) -> Iterator[tuple[int, object]]:
