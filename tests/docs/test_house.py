@@ -53,6 +53,20 @@ def test_the_first_line_of_a_file_names_nouns() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_first_line_of_a_function_or_class_names_nouns() -> None:
+    """It has room for more than a file's, which says what a room is for: five pronouns are too many for either."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            words = re.findall(r"[a-z]+", re.sub(r"`[^`]*`", "", first.lower()))
+            if sum(word in PRONOUNS for word in words) >= 5:
+                found.append(f"{path.relative_to(SOURCE)} {node.name}: {first}")
+    assert not found, "\n".join(found)
+
+
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports a file of tests by its bare name: the second file of a name is not collected."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

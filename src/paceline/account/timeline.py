@@ -53,7 +53,7 @@ def stretches(records: Records) -> list[SpentTime]:
     midnights = [part.began for parts in days for part in parts[1:]]
 
     def add(moments: np.ndarray, seconds: np.ndarray, kind: str, lengths: np.ndarray | None = None) -> None:
-        """Count what ended at these moments; `lengths` are those of what it was a part of, if not its own."""
+        """Count spans that ended at some moments. Of a span that is a part, `lengths` has the length of the whole."""
         lengths = seconds if lengths is None else lengths
         known = np.isfinite(moments) & np.isfinite(seconds)
         moments, seconds, lengths = moments[known], seconds[known], lengths[known]

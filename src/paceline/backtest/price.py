@@ -203,7 +203,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
 
 
 def _by_offload(case: Case) -> list[Case]:
-    """Return a case as one for each way in which it may have used host memory: a sheet holds plans of one way."""
+    """Return a case for each way in which the case may have used host memory: a sheet holds plans of one way."""
     ways = dict.fromkeys(plan.offload for plan in case.plans)
     if len(ways) == 1:
         return [case]

@@ -109,7 +109,7 @@ class Ranks:
         return bytes(self.swap(sent, turn.to, turn.source).numpy())
 
     def swap(self, content: torch.Tensor, to: int | None, source: int | None) -> torch.Tensor:
-        """Send bytes to one rank and return those of another: their number, and then what they are."""
+        """Send bytes to one rank and return the bytes of another. The number of bytes travels first."""
         length = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._move(to, source, torch.tensor([len(content)], device=self.device), length)
         heard = torch.empty(int(length), dtype=torch.uint8, device=self.device)

@@ -47,7 +47,7 @@ class Problems:
 
 
 def placed(error: ConfigError, origin: str) -> ConfigError:
-    """Return the error with its origin before it, "x.toml:12: ...", unless it has one already or is of no argument."""
+    """Return the error with an origin before its text, "x.toml:12: ...", unless one is there or none is wanted."""
     elsewhere = isinstance(error, MissingExtra | NeedsWholeWeights)
     if not origin or elsewhere or re.match(r"[^\s'\"]+:\d+: |--set: ", error.what):
         return error

@@ -45,7 +45,7 @@ class Instant:
 
 @dataclass(frozen=True)
 class Strike:
-    """One thing that befalls an active device: its time, its cause, and a draw in [0, 1) for whom it hits."""
+    """A failure of an active device: the time, the cause, and a draw in [0, 1) that tells how large a job it hits."""
 
     at: float
     cause: Cause

@@ -65,7 +65,7 @@ def has_ended(pid: int) -> bool:
 
 
 def signal_process(process: Process, number: int) -> None:
-    """Send a signal to a process alone, unless it is collected: its own children go on until it has dealt with it.
+    """Send a signal to a process alone, unless it is collected. Its children go on until the process deals with that.
 
     Nobody is asked whether the process runs. Signal handlers call this, in the middle of anything: a standby's word
     that was read here would be waited for, for ever, by who was about to read it.

@@ -55,7 +55,7 @@ def supervise(
 def supervise_as_asked(
     start: StartsRank, ranks: int, environ: Mapping[str, str], limit_seconds: float = math.inf
 ) -> Outcome:
-    """Start one process per rank and return how they ended; this one then reacts to a signal that has ended them."""
+    """Start one process per rank and return how these ended. A stop signal that ended ranks then meets this process."""
     outcome, flag = _supervised(start, ranks, environ, limit_seconds)
     flag.hand_on()
     return outcome

@@ -53,13 +53,13 @@ def fill(
     path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks],
     checks: Mapping[str, FileEntry], takes_sums: bool,
 ) -> PartSums:  # fmt: skip
-    """Read what this rank holds of each tensor into its place, and all files that it `checks`; return its sums.
+    """Read this rank's parts of tensors into place, and all files that the rank `checks`; return sums of the parts.
 
     Raises StorageError where a file of these is not what was written, or another cannot be read. The tensors then hold
     what was read until then.
     """
     needed = sorted(_needed(tensors, kinds, chunks), key=lambda one: one.chunk.file)
-    sums = _PartSums(tensors if takes_sums else {})
+    sums = _SumsAsRead(tensors if takes_sums else {})
     with OpenShards(path) as opened:
         straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
@@ -96,7 +96,7 @@ def _needed(tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[s
 
 
 def _shared_out(
-    needed: Sequence[Needed], opened: OpenShards, checks: Container[str], sums: _PartSums
+    needed: Sequence[Needed], opened: OpenShards, checks: Container[str], sums: _SumsAsRead
 ) -> tuple[dict[str, Destinations], list[Needed]]:
     """Return what is read while its file is checked, by file, and what comes later."""
     straight: dict[str, list[tuple[Destination, Needed]]] = defaultdict(list)
@@ -147,7 +147,7 @@ def _copy(path: Path, later: Sequence[Needed], opened: OpenShards) -> None:
                 copies.begin(one.target, shards.read(one.chunk, one.dtype, one.begin, tuple(one.target.shape)))
 
 
-class _PartSums:
+class _SumsAsRead:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

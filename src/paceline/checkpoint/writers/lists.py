@@ -77,7 +77,7 @@ def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folde
 
 
 def bring(row: bytes, place: int, size: int, first: int, stride: int = 1) -> Talk[list[bytes]]:
-    """Talk until the first of `size` ranks has the rows of all, in their order; each other one has some of them.
+    """Talk until the first of `size` ranks has the rows of all ranks in order; other ranks have some rows by then.
 
     They are the ranks `first`, `first + stride` and so on, of which this one is at `place`; rows are of one length. In
     round k a rank whose place is an odd multiple of 2^k sends what it has 2^k places down: of 5 ranks in the rounds 0,

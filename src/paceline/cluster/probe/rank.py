@@ -28,7 +28,7 @@ def summary(samples: list[float]) -> Timed:
 
 
 def undisturbed(passed: Timed, ran: Timed) -> Timed:
-    """Return what a call of one thread takes by the clock, or what it ran where another program held it up.
+    """Return the time of a call of one thread by the clock, or its time on the core where another program held it up.
 
     What a core loses by itself, to the kernel and to a virtual machine's host, training loses as well, and its own time
     does not show that. Example: 41 ms of which it ran 40 are 41; 60 ms of which it ran 40 are 40.

@@ -103,7 +103,7 @@ def _in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
 
 
 def _step(model: nn.Module, inputs: torch.Tensor, kept: int = 0) -> Callable[[], None]:
-    """Return a step of one pass whose gradients are reduced, after so many that keep them and their weights."""
+    """Return a step: `kept` passes that keep gradients and gathered weights, then one whose gradients are reduced."""
 
     def step() -> None:
         for parameter in model.parameters():

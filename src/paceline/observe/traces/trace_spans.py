@@ -86,7 +86,7 @@ def class_of(span: TracedSpan) -> str:
 
 
 def own_seconds(spans: Sequence[TracedSpan]) -> list[float]:
-    """Return for each span of one thread, in the order in which they began, its time without those inside of it."""
+    """Return for each span of a thread, in the order of their beginnings, its time less that of spans inside of it."""
     own, open_ones = [span.seconds for span in spans], list[int]()
     for at, span in enumerate(spans):
         while open_ones and spans[open_ones[-1]].end <= span.begin:

@@ -176,7 +176,7 @@ def _forecast(
 
 
 def _items(sheet: Sheet, index: int) -> float:
-    """Return the tokens of a step of one of the plans, as full as they come, or its samples, which count as one."""
+    """Return how many items a step of a plan has: tokens of samples as full as they come, or samples."""
     context = sheet.context
     full = float(sheet.fill_of_batch("tokens")[index]) if context.profile.tokens_per_sample > 1 else 1.0
     return context.batch_samples * context.profile.tokens_per_sample * full

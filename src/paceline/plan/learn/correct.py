@@ -78,7 +78,7 @@ class LearntRun:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the run tells one plan from another: it had steps enough, and its machine to itself."""
+        """Whether the run's times tell plans apart: the run had steps enough, and the machine to itself."""
         return self.time_noise <= TRUSTED_NOISE
 
 

@@ -62,7 +62,7 @@ def rows_by_pace(layout: Layout, batch_samples: int, paces: Sequence[float]) -> 
 
 
 def _resolved(specs: dict[str, ClusterSpec]) -> tuple[dict[str, Cluster], list[str]]:
-    """Return each group as a cluster; those of this machine as what all of them are together, since they share it."""
+    """Return each group as a cluster. Groups of this machine share it, so each is the cluster of all together."""
     found = {name: resolve_cluster(own) for name, own in specs.items()}
     if _is_here({name: cluster for name, (cluster, _) in found.items()}):
         devices = sum(own.devices for own in specs.values())

@@ -40,7 +40,7 @@ class Groups:
         self._beside: dist.ProcessGroup | None = None
 
     def of(self, part: MemberRanks) -> dist.ProcessGroup:
-        """Return the group of these ranks, this one among them; the world's own where they are all."""
+        """Return the group of some ranks, this rank among them; of all ranks the world's own group."""
         assert dist.group.WORLD is not None
         if len(part) == dist.group.WORLD.size():
             return dist.group.WORLD

@@ -27,7 +27,7 @@ SaysProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class CoreSetFound:
-    """How many documents a core set has, and how far from their nearest one of it the others are at most.
+    """How many documents a core set has, and the largest distance of another document from the nearest of the set.
 
     `radius_of_one` is that of the most central document alone.
     """

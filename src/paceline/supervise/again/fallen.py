@@ -28,7 +28,7 @@ class Fallen:
 
 @dataclass(frozen=True)
 class TakenOver:
-    """A world whose coordinator was lost, as another one finds it: its ranks that stand by, and their processes."""
+    """A world whose coordinator was lost, as the next one finds the world: ranks that stand by, and processes."""
 
     number: int
     plan: Plan

@@ -33,7 +33,7 @@ class NodeLink:
     """One end of a link. It `is_lost` where the other has closed it, or has said nothing for too long."""
 
     def __init__(self, lines: Lines, lost_after: float, beats: bool = True) -> None:
-        """With `beats` a thread of its own tells the other end that this one lives; who holds many has one for all.
+        """With `beats` a thread tells the other end that this end lives; a holder of many links has one thread for all.
 
         It stops where nobody has looked at this end for long, as a supervisor that waits for what cannot be ended.
         """

@@ -92,7 +92,7 @@ class Overview:
 
     @property
     def is_late(self) -> bool:
-        """Whether a rank hangs as far as these tell: one that others wait for, or that stands still by itself."""
+        """Whether a rank hangs as far as these ranks tell: others wait for the rank, or it stands still by itself."""
         return self.last_is_late or self.stopped_is_late
 
 

@@ -107,7 +107,7 @@ def tightened(source: Source) -> Source:
 
 
 def finishing(source: Source) -> FinishesBatches | None:
-    """Return a source as one whose batches a device can finish; None where it makes them whole."""
+    """Return a source whose batches a device can finish as such a source; None where the source finishes batches."""
     # By the attribute, as below: a check of a protocol does not see what is passed on, from Python 3.12 on.
     return cast(FinishesBatches, source) if hasattr(source, "read_unfinished") else None
 

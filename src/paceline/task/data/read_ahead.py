@@ -147,7 +147,7 @@ class ReadAhead(Generic[Item]):
             self._sent = self._send(found.item)
 
     def take(self, *arguments: Any) -> Item:
-        """Return the result of a call: of one begun, where it is among them, or of a new one."""
+        """Return the result of `read(*arguments)`, which may have begun before; else it is called now."""
         now = time.perf_counter()
         step_seconds = None if self._taken_at is None else now - self._taken_at
         if self._asked and next(iter(self._asked)) != arguments:

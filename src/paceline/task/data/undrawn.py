@@ -47,7 +47,7 @@ class UndrawnGenerators:
 
 
 def _memory() -> bytes | None:
-    """Return the memory of numpy's global generator; None where it is another one than it is by default."""
+    """Return the memory of numpy's global generator; None where that is not numpy's default, MT19937."""
     generator = np.random.get_bit_generator() if hasattr(np.random, "get_bit_generator") else None
     if type(generator) is not np.random.MT19937:
         return None

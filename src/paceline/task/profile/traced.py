@@ -267,7 +267,7 @@ def _way_out(model: nn.Module, error: Exception) -> str:
 def _note_strays(
     counts: list[Counts], same: Callable[[], list[Counts]], one_more: Callable[[], list[Counts]], batch: object
 ) -> None:
-    """Add to the counts of each block what it draws for no sample, by those of a batch of one sample more."""
+    """Add to the counts of each block its random numbers of no sample, found by a batch of one sample more."""
     rows = _rows(batch)
     try:
         few, more = same(), one_more()

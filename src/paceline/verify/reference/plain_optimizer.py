@@ -85,7 +85,7 @@ def plain_optimizers(
 
 
 def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return for each weight how many blocks are above it, its own among them; below the first, one more.
+    """Return for each weight how many blocks lie above the weight, its own block counted; one more below all blocks.
 
     A weight between two blocks is where the lower one is.
     """

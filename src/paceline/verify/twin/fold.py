@@ -36,7 +36,7 @@ GatheredTwin = tuple[npt.NDArray[np.int64], object]  # ids of the rows, and what
 
 
 class ChangedSource:
-    """The samples of another source, changed: each batch by the ids of its samples. It is read as the other one is."""
+    """The samples of a source, changed: a batch is changed by the ids of its samples. Reading stays the source's."""
 
     def __init__(self, source: Source, changed: str) -> None:
         """`changed` says what is changed, for the fingerprint."""

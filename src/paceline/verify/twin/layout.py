@@ -26,7 +26,7 @@ def twin_layout(layout: Layout) -> Layout:
 
 
 def twin_layouts(layout: Layout) -> tuple[Layout, ...]:
-    """Return the layouts that a proof runs in place of this one: one, or one for each axis of which three matter.
+    """Return the layouts that a proof runs in place of a layout: one, or one for each axis that needs three ranks.
 
     Every axis is in one of them at least, and all of them together, unless that takes more than LARGEST_WORLD ranks.
     """

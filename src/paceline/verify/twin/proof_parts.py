@@ -108,7 +108,10 @@ def story(subject: Subject) -> list[Job]:
 
 
 def whole_batch(subject: Subject) -> list[Job]:
-    """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
+    """Return the check that a batch in pieces has the loss of the whole batch; none for a plan that cuts no batch.
+
+    Ranks that read different samples cut a batch too.
+    """
     return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
 
 

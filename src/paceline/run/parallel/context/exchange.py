@@ -74,7 +74,7 @@ class Gathered:
 
 
 class Ring:
-    """Keys of one rank after the other, each passed on while it is used; their gradients travel one step behind.
+    """Keys of one rank after the other: while keys are used they are passed on, and gradients follow one step behind.
 
     After ranks - 1 steps every rank has seen all keys; after one more, the gradients are where the keys came from.
     """

@@ -39,7 +39,7 @@ class _Ended(BaseException):
 
 
 class _WithLoss(torch.autograd.Function):
-    """Hidden states as they are; in the backward pass a loss that their stage adds gets its gradient with theirs."""
+    """Hidden states as they are. In the backward pass the loss that the stage adds gets its gradient too."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, loss: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class SecondLook:
         self._is_told: bool = before is not None and before._is_told and before._layout == plan.layout
 
     def check(self, stepper: Stepper, batch: StepBatch, step_seconds: float) -> list[DecisionRecord]:
-        """Look where it is time to; return what it costs after the first look. Every rank calls it before each step.
+        """Look where a look is due; return what looks cost after the first. Every rank calls it before each step.
 
         Raises VerificationFailed on all ranks, naming those whose bits differ. `step_seconds` is a usual step's.
         """

@@ -45,7 +45,10 @@ def nodes_beside(nodes: Sequence[int], node: int, nodes_per_rack: int = 0) -> tu
 
 
 def peers_of(rank: int, here: Sequence[int], after: Sequence[int], before: Sequence[int], world: int) -> Peers:
-    """Return a rank's peers, given the ranks of its node, of the one that keeps its copy and of the one it keeps."""
+    """Return a rank's peers: `after` are the ranks of the node that keeps the copies of the rank's node (`here`).
+
+    `before` are those of the node whose copies `here` keeps.
+    """
     of = tuple(other for number, other in enumerate(before) if here[number % len(here)] == rank)
     return Peers(rank, after[here.index(rank) % len(after)], of, world)
 

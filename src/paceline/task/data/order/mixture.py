@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MixShare:
-    """What one source has of a mixture: its weight, other ones from positions of the mixture on, and its limit."""
+    """What one source has of a mixture: a weight, other weights from later positions on, and a limit of samples."""
 
     samples: int
     weight: float

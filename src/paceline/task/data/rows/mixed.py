@@ -78,7 +78,7 @@ class MixedSource:
         return cast(SourceOfSplit, self.sources[0]).batch(gathered, first, last)
 
     def apart(self, ids: npt.NDArray[np.int64]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """Yield, for each source that these samples are of: it, their places among them, and its own ids."""
+        """Yield each source of some samples, with the places of its samples in `ids`, and their ids in the source."""
         which = np.searchsorted(self._ends, ids, side="right")
         for number in np.unique(which).tolist():
             here, source = np.flatnonzero(which == number), self.sources[number]

@@ -49,7 +49,7 @@ class SourceOfSplit:
         raise NotImplementedError
 
     def joined(self, parts: Sequence[Any], places: Sequence[npt.NDArray[np.int64]]) -> Any:
-        """Return what sources like this one have gathered as if one had, each part's rows at its places."""
+        """Return what several sources have gathered as if one source had, the rows of a part at the part's places."""
         raise NotImplementedError
 
     def _made_of(self) -> tuple[object, ...]:

@@ -316,7 +316,7 @@ class PackedSource(SourceOfSplit):
         return None
 
     def _gathered(self, starts: Ints, lengths: Ints) -> tuple[Array, Array]:
-        """Return the tokens of pieces one after the other, and those after each of them: each is read once."""
+        """Return the tokens of pieces one after the other, and for each token the next one. A token is read once."""
         more = lengths + 1
         ahead = np.cumsum(more) - more
         found = self._tokens[np.repeat(starts - ahead, more) + np.arange(more.sum())]

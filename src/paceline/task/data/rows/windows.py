@@ -127,9 +127,9 @@ class WindowsAcross:
         return type(self), (self._sources,)  # which map their files again; views of memory do not travel
 
     def gather(self, numbers: Ints, ids: Ints) -> WindowsAsTheyLie | None:
-        """Return the samples `ids` of the sources of these numbers; None where one of them pages its file by itself.
+        """Return samples by the number of their source and the id there; None where a source pages its file by itself.
 
-        Raises DataError where a file of theirs has changed.
+        Raises DataError where a file of the sources has changed.
         """
         for number in np.flatnonzero(np.bincount(numbers)).tolist():
             source = self._sources[number]

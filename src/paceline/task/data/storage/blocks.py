@@ -51,7 +51,7 @@ class BlockCache:
         return self.get_row([key], lambda first, stop: [fetch()])[0]
 
     def get_row(self, keys: Sequence[str], fetch: Callable[[int, int], Sequence[bytes]]) -> list[Bytes]:
-        """Return pieces that lie in a row in their file: those on the disk, and each run of others by one `fetch`.
+        """Return pieces that lie in a row in their file: from the disk, or every run of missing ones by one `fetch`.
 
         `fetch(first, stop)` returns the pieces of keys[first:stop]. All keys begin with the same two letters: while one
         process fetches for a folder, no other does. Raises what `fetch` raises, and StorageError.
@@ -83,7 +83,7 @@ class BlockCache:
                     found[key] = self._store(self._path(key), content)
 
     def has(self, key: str) -> bool:
-        """Return whether the piece is there, sound or not. Who asks will use it: others go before it."""
+        """Return whether the piece is there, sound or not. A piece that was asked for stays longer than others."""
         with self._lock:
             if key in self._mapped:
                 self._mapped.move_to_end(key)

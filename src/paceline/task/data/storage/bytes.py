@@ -138,7 +138,7 @@ class CachedBytes:
         return True
 
     def expect(self, spans: npt.NDArray[np.int64]) -> None:
-        """Begin to fetch the pieces of these bytes, the first ones of them first, and their neighbours with them."""
+        """Begin to fetch the pieces that hold the bytes of `spans`, in the order of the spans, and neighbours along."""
         spans = spans[spans[:, 1] > spans[:, 0]]
         first, last = self._number(spans[:, 0]), self._number(spans[:, 1] - 1)
         widest = int((last - first).max(initial=-1)) + 1
@@ -186,7 +186,7 @@ class CachedBytes:
         return max(0, number * self._piece_bytes - self._shift)
 
     def _key(self, number: int) -> str:
-        """Return a piece's key. Those of one stretch of the file begin alike: they are in one folder of the cache."""
+        """Return a piece's key. Keys of one stretch of the file begin alike, and lie in one folder of the cache."""
         stretch, place = divmod(number, ROW_PIECES)
         if (known := self._stretches.get(stretch)) is None:
             what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {self._head_bytes} {stretch}"

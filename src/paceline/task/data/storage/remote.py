@@ -50,7 +50,7 @@ def _options(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file: its URL, its name below the folder that was listed, its size, and what changes with its content."""
+    """One file: URL, name below the listed folder, size, and a version that changes with the content."""
 
     url: str
     name: str

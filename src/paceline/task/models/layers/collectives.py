@@ -67,9 +67,9 @@ def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def once(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return a whole `x` that all ranks computed alike from what they share; its gradient goes back on one of them.
+    """Return a whole `x` that all ranks computed alike from shared tensors; the gradient goes back on the first rank.
 
-    The others send zeros back: with the same graph everywhere, collectives come in the same order, in recompute too.
+    Other ranks send zeros back: with the same graph everywhere, collectives come in the same order, in recompute too.
     """
     return _Move.apply(x, _same, _of_the_first, group)
 

@@ -56,7 +56,7 @@ def _stack(
 
 
 def _run(cell: Cell, inputs: Tensor, weights: Any, begun: Sequence[Tensor], time: int | None) -> tuple[Tensor, Tensor]:
-    """Return the states and cell states of one layer in one direction, of all steps; `begun` are those before them."""
+    """Return states and cell states of one layer in one direction after every step; `begun` are the first ones."""
     of_input, of_state = weights[:2]
     biases = weights[2:4] if len(weights) >= 4 else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None

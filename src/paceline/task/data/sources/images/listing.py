@@ -22,7 +22,7 @@ MOST_CLASSES = 2**20  # a number above it is an id or a time, and no class
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """One image: its name for people, the number of its file, where its bytes lie there, and its class."""
+    """An image: a name for people, the number of its file, the place of its bytes in the file, and its class."""
 
     name: str
     file: int

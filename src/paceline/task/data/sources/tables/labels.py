@@ -198,7 +198,7 @@ def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str)
 
 
 def places_of(labels: Labels, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the place of each class by what stands in the table: its name, or its number where the table names it."""
+    """Return the place of each class by what a table may say: its name, or its number where `names` are given."""
     if names:
         return {**{name: at for at, name in enumerate(names)}, **{str(at): at for at in range(len(names))}}
     return {name: at for at, name in enumerate(labels.classes)}

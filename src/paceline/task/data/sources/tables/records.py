@@ -22,7 +22,7 @@ from paceline.task.data.sources.tables.json_rows import first_object, read_json
 
 
 class TableRecord(NamedTuple):
-    """One row: where it is from, for people, its values by column, and its split where its file's name says one."""
+    """One row: its origin in words, its values by column, and the split that the name of its file says, if any."""
 
     origin: str
     values: dict[str, Any]

@@ -24,7 +24,7 @@ from paceline.task.data.sources.tables.records import TableRecord, columns_of, l
 
 
 class TableRow(NamedTuple):
-    """A row as it is learnt: where it is from, its parts, and its label (None of rows without one)."""
+    """A row as a model learns the row: its origin in words, its parts of text, and its label or None."""
 
     origin: str
     segments: list[TextPart]
@@ -41,7 +41,7 @@ class TableRow(NamedTuple):
 
 
 class RowReader:
-    """Reads the rows of a table, the same ones whenever it is asked: of each its segments and its label."""
+    """Reads the rows of a table, with segments and label of each; a second reading gives the same rows."""
 
     def __init__(self, data: DataSpec, listing: CorpusFiles, name: str) -> None:
         """Raises DataError where it is not clear what the columns are."""

@@ -39,7 +39,7 @@ LIST_ROWS = min(LIST_DOCUMENTS, 1024)  # tokenised at a time
 
 
 class RowTokens:
-    """Makes tokens of rows: of a labelled text those that its tokenizer gives, of others those that count marked."""
+    """Makes tokens of rows: a labelled text as its tokenizer has it, other rows with marks of the tokens that count."""
 
     def __init__(self, tokenizer: Tokenizer, labelled: bool, *, own: bool) -> None:
         """`own` says whether the tokenizer is Paceline's, whose labelled texts end with the end-of-document token.
