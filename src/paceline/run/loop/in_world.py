@@ -70,7 +70,7 @@ from paceline.run.survive.unrecorded import give_back, unrecorded_under
 from paceline.spec.amounts import in_steps
 from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.journal.timing.clock import passed_seconds
-from paceline.spec.load import Spec
+from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.control import Waits
@@ -326,7 +326,7 @@ class InWorld:
         if not run.replay:
             return None
         switches = [getattr(run, name) for name in SWITCHES]
-        asked = self.progress, self.brief.plan, switches, self._run.fingerprint
+        asked = self.progress, self.brief.plan, switches, self._run.fingerprint, spec_to_dict(self.spec)
         found = expected_step(self.dir, *asked) if self.world.is_first else None
         shared: StepBefore | None = self.world.share(found)
         return shared
