@@ -28,6 +28,9 @@ _TWO_DEVICES = ("on the same device", "is not on the expected device", "found tw
 _LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
 # In what torch says of an operator that takes plain tensors with shards, has no rule for shards, or none that fits.
 _SHARDS = ("DTensor", "does not have a sharding strategy", "Sharding propagation failed")
+_INFERENCE = (
+    "nference tensor"  # "Inplace update to inference tensor outside InferenceMode", "Inference tensors cannot be"
+)
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
 _FUNCTIONAL = ("torch.func", "saved tensor hooks")  # what torch.func transforms cannot be watched for what they keep
 
@@ -76,6 +79,11 @@ def is_of_memory_let_go(error: BaseException) -> bool:
 def is_of_shards(error: BaseException) -> bool:
     """Return whether torch says that an operator was given shards, which it does not take."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHARDS)
+
+
+def is_of_inference_mode(error: BaseException) -> bool:
+    """Return whether torch says that a tensor made under `torch.inference_mode` is used where it cannot be."""
+    return isinstance(error, RuntimeError) and _INFERENCE in str(error)
 
 
 def is_of_no_gradient(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_kept, run_ranks
 from programs import CLASSES, EVERY_LAYOUT, WIDTH, Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, nn
@@ -259,11 +260,11 @@ class LossOfOne(Stack):
         return self.head(both[int(x.detach().sum() > 0)])
 
 
-def fails(factory: Any, layout: Layout, zero: int) -> str:
+def fails(factory: Any, layout: Layout, zero: int, objective: Any = None) -> str:
     """Return what a program says under a layout that cannot train it."""
     Calls.patience_seconds = 2.0
     try:
-        laid_out(factory, cross_entropy, layout, zero, steps=8)
+        laid_out(factory, objective or cross_entropy, layout, zero, steps=8)
     except ConfigError as error:
         return str(error)
     return "no error"
@@ -275,6 +276,20 @@ def test_ranks_that_call_other_blocks_are_told_which(factory: Any, zero: int) ->
     for said in run_ranks(fails, 2, factory, Layout(dp_shard=2), zero):
         assert "ranks call different parts of the model: rank 0 comes to the" in said
         assert "pass of 'blocks." in said and "needs_whole_weights" in said
+
+
+def looks_as_often_as_a_rank_asks(model: nn.Module, batch: Any) -> Any:
+    """Call the model once more on every rank: as a text is written until it ends."""
+    with torch.no_grad():
+        for _ in range(1 + dist.get_rank()):
+            model(batch["x"])
+    return cross_entropy(model, batch)
+
+
+def test_ranks_that_call_a_model_another_number_of_times_are_told() -> None:
+    """One was in its backward pass, the other in a forward pass: both waited, without end."""
+    for said in run_ranks(fails, 2, Stack, Layout(dp_shard=2), 3, looks_as_often_as_a_rank_asks):
+        assert "rank 0 comes to the end of the objective, rank 1 to the forward pass of" in said
 
 
 def late() -> None:

@@ -96,6 +96,7 @@ class Use:
     matrices_only: bool
     takes_decay: bool
     arguments: Mapping[str, Any]
+    counts: tuple[str, ...] = ()  # numbers of a parameter group that its updates change, such as a count of steps
 
 
 def rule_of(name: object) -> Rule | None:

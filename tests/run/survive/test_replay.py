@@ -32,7 +32,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal, starts_of
 from paceline.spec.layout import Layout
-from paceline.spec.load import Spec
+from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.run import RunSpec
 from paceline.spec.task import ModelSpec
 from paceline.supervise.told.brief import Brief
@@ -126,6 +126,26 @@ def test_weights_that_are_not_those_of_the_checkpoint_stop_the_run(killed: Path)
     assert stopped.value.because.startswith("its loss was") and stopped.value.exit_code == 4
     assert records(killed, "run_ended")[-1]["exit_code"] == 4
     assert [record["step"] for record in records(killed, "checkpoint")] == [SAVED], "nothing of it was saved"
+
+
+def test_an_update_that_is_another_one_stops_the_run_at_the_step_after(killed: Path) -> None:
+    """The first step follows from weights and samples alone: changed code of an optimizer went on in silence."""
+    training = begin(killed)
+    for group in training.optimizer.param_groups:
+        group["betas"] = (0.5, 0.5)
+    with pytest.raises(VerificationFailed, match=r"step 6 is not the one that start 1") as stopped:
+        go_on(training)
+    assert f"step {SAVED + 1} was the same, and so its update is another one" in stopped.value.because
+
+
+def test_an_update_that_is_meant_to_be_another_one_is_not_held_to(killed: Path) -> None:
+    training, decayed = begin(killed), begin(killed).spec.task.optimizer
+    spec = spec_to_dict(training.spec)
+    asked = killed, Progress(SAVED, SAVED * 13), training.brief.plan, [False, False], None
+    known, meant = expected_step(*asked, spec), {**spec, "task": {**spec["task"], "optimizer": {"lr": decayed.lr * 2}}}
+    assert known is not None and known.following is not None and known.following.step == KILLED
+    changed = expected_step(*asked, meant)
+    assert changed is not None and changed.following is None
 
 
 def test_other_samples_stop_the_run_by_their_place(killed: Path) -> None:

@@ -66,3 +66,65 @@ class Closing(torch.optim.SGD):
         """Update every weight, once the loss was evaluated."""
         closure()
         super().step()
+
+
+class Late(Counting):
+    """Takes the mean of columns from the twentieth update on, as preconditioners wait until they have seen enough."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.dim() > 1 and self.state[weight].get("step", 0) >= 20:
+            weight.grad -= weight.grad.mean(0, keepdim=True)
+        super().update(weight, group)
+
+
+class CountingInGroups(Counting):
+    """Counts its steps in its groups, as schedule-free ones do: updates become smaller by it."""
+
+    def __init__(self, params: Any, lr: float, power: float = 0.5, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr, power, weight_decay)
+        for group in self.param_groups:
+            group["k"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+        super().step(closure)
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        weight.grad /= group["k"]
+        super().update(weight, group)
+
+
+class Slow(Counting):
+    """Keeps slow weights and a count beside its state, as Lookahead does, and goes back to them every fifth update."""
+
+    def __init__(self, params: Any, lr: float, power: float = 0.5, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr, power, weight_decay)
+        self.steps, self.slow = 0, [w.detach().clone() for group in self.param_groups for w in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.steps += 1
+        weights = [w for group in self.param_groups for w in group["params"]]
+        for weight, slow in zip(weights, self.slow, strict=True):
+            if self.steps % 5 == 0:
+                weight.copy_(slow.lerp_(weight, 0.5))
+
+
+class Listing(Counting):
+    """Keeps a list of tensors in its state."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        self.state[weight]["seen"] = [weight.grad.mean()]
+        super().update(weight, group)
+
+
+class Asserting(Counting):
+    """Says by an assertion that it wants the loss once more, as sharpness-aware ones do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "requires closure, but it was not provided"
+        super().step()

@@ -214,6 +214,8 @@ def foreign(name: str, **changes) -> OptimizerSpec:
         ("foreign_optimizers:Counting", {}, "element"),
         ("foreign_optimizers:Centred", {}, "parameter"),
         ("foreign_optimizers:Trusting", {}, "model"),
+        ("foreign_optimizers:Late", {}, "parameter"),
+        ("foreign_optimizers:CountingInGroups", {}, "element"),
         ("torch.optim:AdamW", {"amsgrad": True}, "element"),
         ("torch.optim:Rprop", {}, "element"),
         ("torch.optim:ASGD", {}, "element"),
@@ -243,6 +245,13 @@ def test_what_cannot_be_exact_is_refused_with_the_reason() -> None:
         scope_known(use_of(OptimizerSpec(), "foreign_optimizers:Noisy", {}))
     with pytest.raises(ConfigError, match="the optimizer 'foreign_optimizers:Closing' makes no step"):
         scope_known(use_of(OptimizerSpec(), "foreign_optimizers:Closing", {}))
+    with pytest.raises(ConfigError, match="makes no step") as asserting:
+        scope_known(use_of(OptimizerSpec(), "foreign_optimizers:Asserting", {}))
+    assert "AssertionError: requires closure" in asserting.value.because
+    for name, because in (("Slow", "such as steps"), ("Listing", "'seen' is a list")):
+        with pytest.raises(ConfigError, match="cannot go on from a checkpoint") as lost:
+            scope_known(use_of(OptimizerSpec(), f"foreign_optimizers:{name}", {}))
+        assert because in lost.value.because
     closed = closed_by(foreign("Trusting"))
     assert {"dp_shard", "tp", "pp"} <= set(closed) and "what others are" in closed["dp_shard"]
     assert "dp_replicate" not in closed and set(closed_by(foreign("Counting"))) == {"offload"}
@@ -347,8 +356,9 @@ UNREACHED = decoder_task(model=Dropout, objective="next_token")
         (decoder_task(optimizer=CASES["adafactor"][0]), Layout(), Layout(dp_shard=2)),
         (dataclasses.replace(UNREACHED, optimizer=foreign("Counting")), Layout(dp_shard=2), Layout(dp_shard=2)),
         (dataclasses.replace(UNREACHED, optimizer=OptimizerSpec("nadam")), Layout(dp_shard=2), Layout(dp_shard=2)),
+        (decoder_task(optimizer=foreign("CountingInGroups")), Layout(dp_shard=2), Layout()),
     ],
-    ids=["muon", "muon moved", "adafactor moved", "foreign", "nadam"],
+    ids=["muon", "muon moved", "adafactor moved", "foreign", "nadam", "counts in groups, moved"],
 )
 def test_training_goes_on_where_it_was(task: Task, before: Layout, after: Layout, tmp_path: Path) -> None:
     plans = [plan_of(layout, batch=12, precision="fp64") for layout in (before, after)]

@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.errors import ConfigError, NothingToLearn
 from paceline.spec.layout import Layout
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.task.objective import next_token
 from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
 from paceline.verify.reference.passes import ids_of, micro_batches, positions_of
@@ -45,10 +46,11 @@ PLAN = plan_of(Layout(dp_replicate=2), precision="fp64")
 OBJECTIVES = (next_token, by_world, scaled_gradient, by_calls)
 
 
-def given(objective: Any) -> tuple[Any, ...]:
+def given(objective: Any, optimizer: Any = "adamw") -> tuple[Any, ...]:
     """Return what first numbers are asked of."""
     source = PaddedText()
-    return decoder_task(objective=objective), PLAN, source, source.items_per_sample
+    task = decoder_task(objective=objective, optimizer=OptimizerSpec(optimizer))
+    return task, PLAN, source, source.items_per_sample
 
 
 def told(alone: list[Any]) -> list[Any]:
@@ -104,20 +106,60 @@ def summed_backwards(model: nn.Module, batch: Any) -> Any:
     return SumsBackwards.apply(loss), weight
 
 
-def refused(objective: Any, known: Any) -> str:
-    """Return what rank 0 says of an objective that calls other ranks, which are somewhere else."""
+class Dividing(torch.optim.Optimizer):
+    """Divides gradients by the number of ranks, as if they were a sum."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(self.reduced(weight.grad), alpha=group["lr"])
+
+    def reduced(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+class Reducing(Dividing):
+    """Adds gradients up over all ranks by itself, as optimizers do that share out their work."""
+
+    def reduced(self, gradient: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized():
+            dist.all_reduce(gradient)
+        return super().reduced(gradient)
+
+
+def told_of(optimizer: Any, alone: Any) -> Any:
+    return differs_in_a_group(alone, *given(next_token, optimizer))
+
+
+def test_an_optimizer_that_divides_by_ranks_is_told() -> None:
+    """The reference's divided too, on a rank of the layout: told "equal"."""
+    found = run_ranks(told_of, 2, Dividing, first_numbers(*given(next_token, Dividing)))[0].first_difference
+    assert (found.quantity, found.family) == ("weights", "process group") and found.ratio == pytest.approx(0.5)
+    assert "the change of" in found.likely and "an optimizer takes them as they are" in found.likely
+
+
+def refused(objective: Any, optimizer: Any, known: Any) -> str:
+    """Return what rank 0 says of a program that calls other ranks, which are somewhere else."""
     if dist.get_rank():
         return ""
     try:
-        found = differs_in_a_group(known, *given(objective))
+        found = differs_in_a_group(known, *given(objective, optimizer))
     except ConfigError as error:
         return error.what
     return f"nothing: {found}"
 
 
-@pytest.mark.parametrize("objective", [summed_by_itself, summed_backwards])
-def test_a_program_that_calls_other_ranks_is_told_before_it_waits_for_them(objective: Any) -> None:
-    what = run_ranks(refused, 2, objective, first_numbers(*given(objective)))[0]
+@pytest.mark.parametrize(
+    ("objective", "optimizer"),
+    [(summed_by_itself, "adamw"), (summed_backwards, "adamw"), (next_token, Reducing)],
+    ids=["forwards", "backwards", "in the update"],
+)
+def test_a_program_that_calls_other_ranks_is_told_before_it_waits_for_them(objective: Any, optimizer: Any) -> None:
+    what = run_ranks(refused, 2, objective, optimizer, first_numbers(*given(objective, optimizer)))[0]
     assert "calls other ranks by itself: allreduce" in what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -272,6 +273,67 @@ def test_a_gradient_that_is_clipped_on_its_way_is_named(limit: float, is_found: 
         first = found.first_difference
         assert first.family == "gradient not in proportion" and first.name == "body.weight"
         assert "task.optimizer.clip_norm" in first.likely
+
+
+class BehindZeros(nn.Module):
+    """A block behind a gate of zeros and a head of zeros, which takes a mean over rows, or over features."""
+
+    def __init__(self, over: int) -> None:
+        super().__init__()
+        self.body, self.gate, self.head, self.over = (
+            nn.Linear(6, 6),
+            nn.Parameter(torch.zeros(6)),
+            nn.Linear(6, 2),
+            over,
+        )
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x).tanh()
+        return self.head(x + self.gate * (hidden - hidden.mean(self.over, keepdim=True)))
+
+
+class FromItsReference(nn.Module):
+    """A policy that begins as its own frozen reference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = nn.Linear(6, 2)
+        self.reference = copy.deepcopy(self.policy).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logarithms of how much likelier the policy makes either class."""
+        return self.policy(x).log_softmax(-1) - self.reference(x).log_softmax(-1)
+
+
+def above_the_mean(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Return a loss against the mean of the batch, which has a floor of zero: as in KTO."""
+    ratio = logits_of(model, batch)[:, 0]
+    return (1 - (ratio - ratio.detach().mean().clamp(min=0)).sigmoid()).sum(), len(ratio)
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "is_found"),
+    [
+        (functools.partial(BehindZeros, 0), summed, True),
+        (functools.partial(BehindZeros, 1), summed, False),
+        (FromItsReference, above_the_mean, True),
+        (FromItsReference, summed, False),
+    ],
+    ids=["gated", "gated, by features", "floor", "a policy alone"],
+)
+def test_a_coupling_that_sleeps_at_the_first_weights_is_found(model: Any, objective: Any, is_found: bool) -> None:
+    """Zero times another number is zero: told "equal", and otherwise on every layout from the second step on."""
+    found = checked(task_of(model, objective))
+    assert found.equal is not is_found and (found.differences["whole batch"] > 1e-3) is is_found
+    assert not is_found or "on weights that 4 steps have moved, is" in found.first_difference.likely
+
+
+def test_later_weights_of_a_large_program_are_looked_at_where_some_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-6)
+    assert not checked(task_of(functools.partial(BehindZeros, 0), summed)).equal
+    assert checked(task_of(FromItsReference, above_the_mean)).equal, "no gradient of it is zero: a larger look"
 
 
 MASKED_MOE = ModelSpec(

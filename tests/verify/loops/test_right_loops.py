@@ -8,6 +8,7 @@ import odd_loops
 import pytest
 import right_loops
 import torch
+import updating_loops
 from distributed import run_kept, run_ranks
 
 from paceline.errors import ConfigError
@@ -42,6 +43,13 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "sparse gradients": (odd_loops.sparse_gradients, True),
     "gradients normalised by row": (odd_loops.normalised_gradient, True),
     "ranks that share their rows, and say so": (right_loops.same_batch, True),
+    "gradients averaged by the optimizer": (updating_loops.reduced_by_the_optimizer, 2),
+    "gradients added up by the optimizer": (updating_loops.reduced_by_the_optimizer, 1),
+    "clipped by value, as is said": (updating_loops.clipped_by_value, "said"),
+    "sharpness-aware": (updating_loops.sharpness_aware,),
+    "packed rows": (updating_loops.packed, False),
+    "targets in lists": (updating_loops.targets_in_lists,),
+    "advantages that sum to zero": (updating_loops.advantages,),
 }
 
 
@@ -66,6 +74,29 @@ def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
         for result in results:
             assert result.equal is False and result.first_difference.quantity == "whole batch"
             assert "not a sum over rows" in result.text and 'coupled = "batch"' in result.text
+
+
+@pytest.mark.parametrize(("loop", "at"), [((updating_loops.packed, True), 1), ((updating_loops.asleep,), 2)])
+def test_rows_that_see_each_other_where_it_hardly_shows_are_told(loop: tuple[Any, ...], at: int) -> None:
+    """Numbers of segments that go on hide nothing; what sleeps behind zeros shows in the second step."""
+    for result in run_kept(loop[0], 2, *loop[1:]):
+        assert result.equal is False and result.first_difference.family == "loss not a sum over rows"
+        assert result.first_difference.step == at
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((updating_loops.reduced_by_the_optimizer, 0), "it is not reduced over the ranks"),
+        ((updating_loops.clipped_by_value, "unsaid"), "clipped by value at 0.01"),
+        ((updating_loops.clipped_by_value, "by parameter"), "times a number of its own below one"),
+    ],
+    ids=["reduced by nobody", "clipped by value", "clipped by parameter"],
+)
+def test_an_update_that_one_device_lacks_is_told_with_the_way_to_say_it(given: tuple[Any, ...], says: str) -> None:
+    for result in run_kept(given[0], 2, *given[1:]):
+        assert result.equal is False and result.first_difference.quantity == "gradients"
+        assert says in result.mistake and says in result.text
 
 
 def test_gradients_that_see_the_rows_of_a_rank_alone_are_told() -> None:

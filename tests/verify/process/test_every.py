@@ -53,6 +53,11 @@ def refuses(model, batch):
     return next_token(model, batch)
 
 
+def divides(model, batch):
+    loss, weight = next_token(model, batch)
+    return loss / (dist.get_world_size() if dist.is_initialized() else 1), weight
+
+
 def dies(model, batch):
     if sharded(model) and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -132,9 +137,11 @@ def failing(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_a_rank_that_dies_leaves_the_other_layouts_their_proof(failing: Callable[[str], Spec]) -> None:
     plans = [Plan(DP2), Plan(FSDP2), Plan(DP2, recompute="full")]
     jobs: list[Job] = [job for plan in plans for job in swept(failing("dies"), plan)]
-    first, died, last = run_jobs(jobs, 1)
+    first, died, last, divided = run_jobs([*jobs, *swept(failing("divides"), Plan(DP2))], 1)
     assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
     assert isinstance(first, CheckProof) and isinstance(last, CheckProof) and first.equal and last.equal
+    # Its numbers alone were taken again in the group, where they are those of the group: told "equal".
+    assert isinstance(divided, CheckProof) and divided.first_difference.family == "process group"
 
 
 def test_the_record_of_a_failure(failing: Callable[[str], Spec]) -> None:

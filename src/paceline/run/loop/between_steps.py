@@ -114,8 +114,10 @@ class BetweenSteps(NextWorld):
         if self._expected is not None and self._expected.step == step:  # and not the duties of the one before
             ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
             rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
-            self._record.replayed(hold_against(self._expected, stats, ids, rounding))
-            self._expected = None
+            held = hold_against(self._expected, stats, ids, rounding)
+            if not self._expected.is_second:
+                self._record.replayed(held)
+            self._expected = self._expected.after(stats)
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._hook("after_step", step, stats=stats)
 

@@ -4,11 +4,11 @@ FSDP2 gathers a unit's weights from all ranks when the unit is called, and reduc
 is over. If ranks call different blocks, for what their samples hold, each takes what the others send for its own:
 silently where sizes are equal, with an abort or a hang where they are not.
 
-A pass is a sequence of events: forward of a unit, backward of a unit, the end. What may follow the events so far is
-learnt: an unknown step is compared between the ranks before weights are gathered, and again in the next passes, until
-it has been the same `CONFIRMATIONS` times; where a pass has ever gone on in two ways it is compared always. All that
-have seen the same know the same, so ranks agree on when to compare without a word. A rank that leaves a path which the
-others trust asks them before it goes on, and stops the run if they do not answer.
+A pass is a sequence of events: forward of a unit, the end of the objective, backward of a unit, the end. What may
+follow the events so far is learnt: an unknown step is compared between the ranks before weights are gathered, and
+again in the next passes, until it has been the same `CONFIRMATIONS` times; where a pass has ever gone on in two ways
+it is compared always. All that have seen the same know the same, so ranks agree on when to compare without a word. A
+rank that leaves a path which the others trust asks them before it goes on, and stops the run if they do not answer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
 PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
 MOST_PATHS = 100_000  # known beginnings of a pass; beyond, unknown ones are compared and not kept
 END = "the end of the pass"
+RETURNED = "the end of the objective"
 WHOLE = (
     "an attribute `needs_whole_weights = True` on the model, which gathers all weights before each pass and keeps them "
     "to its end; or dp_replicate"
@@ -77,6 +78,10 @@ class Calls:
             yield
         finally:
             self._in_objective = False
+
+    def finish(self) -> None:
+        """End the objective of a pass: it has called the model as often as its rows have asked for."""
+        self._note(2 * len(self.names) + 1)
 
     def _before(self, number: int) -> Any:
         def called(*_: object) -> None:
@@ -175,8 +180,8 @@ class Calls:
         ).naming_ranks()
 
     def _told(self, event: int) -> str:
-        if event == 2 * len(self.names):
-            return END
+        if event >= 2 * len(self.names):
+            return END if event == 2 * len(self.names) else RETURNED
         return f"the {'backward' if event % 2 else 'forward'} pass of '{self.names[event // 2] or 'the model'}'"
 
 

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import unserializable_hook
 
-from paceline.errors import NeedsWholeWeights
-from paceline.foreign_errors import is_of_memory_let_go, is_of_shards
+from paceline.errors import ConfigError, NeedsWholeWeights
+from paceline.foreign_errors import is_of_inference_mode, is_of_memory_let_go, is_of_shards
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.run.parallel.data.unused_weights import fill_before_reduction
@@ -90,6 +90,8 @@ class _Entry:
         self.gradients.gather()
         with self.told(), self.calls.in_objective() if self.calls is not None else contextlib.nullcontext():
             loss_sum, weight = objective(model, batch)
+        if self.calls is not None:
+            self.calls.finish()
         if isinstance(loss_sum, DTensor):
             raise _outside("model", ", and made the loss a sharded tensor")
         if torch.is_grad_enabled() and loss_sum.requires_grad:
@@ -103,6 +105,13 @@ class _Entry:
         try:
             yield
         except RuntimeError as error:
+            if is_of_inference_mode(error):
+                raise ConfigError(
+                    "a block is called under torch.inference_mode, and again where it is trained",
+                    "under dp_shard its weights are gathered when it is called, and what is made in that mode cannot be"
+                    f" trained or changed outside of it: {error}",
+                    "torch.no_grad() in the place of torch.inference_mode(); or dp_replicate",
+                ) from error
             if is_of_memory_let_go(error):
                 raise let_go(f": {error}") from error
             owner = _sharded_in(error)

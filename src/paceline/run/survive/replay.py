@@ -1,15 +1,19 @@
-"""The first step after a resume, held against the same step of the start before, as the journal has it.
+"""The first steps after a resume, held against the same steps of the start before, as the journal has them.
 
 A step's loss and gradient norm follow from the weights that were restored and from the samples that are read. The
-journal of a run that was killed goes beyond its newest checkpoint, so both are known already.
+journal of a run that was killed goes beyond its newest checkpoint, so both are known already. Those of the second step
+follow from the update of the first too: from the optimizer's code, and from what the checkpoint has kept of its state.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import VerificationFailed
 from paceline.run.loop.resume import Progress, RunIdentity
@@ -19,10 +23,17 @@ from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted
 from paceline.spec.journal.reading import reading_of, records_back_to, records_of_kind, starts_on
 from paceline.spec.journal.record import read
 from paceline.spec.journal.records.decided import ROLLBACK
+from paceline.spec.load import spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.survive.contract import FREE, changes_between
 from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import is_named
 
+LEAST = 0.1  # of the gradient norm, that a loss counts as
+UPDATE = (
+    "; step {before} was the same, and so its update is another one: by the optimizer's code, or by state that no"
+    " checkpoint has"
+)
 SWITCHES = ("tf32", "cudnn_benchmark")
 # Largest relative differences. On the same layout there are none; on another one sums are made in another order.
 # fp64 has the proof's; fp32 ten times the proof's for the loss, a hundred for the norm, since no second look settles
@@ -46,6 +57,13 @@ class StepBefore:
     grad_norm: float
     attempt: int
     sample_ids: tuple[int, ...] | None
+    lr: float | None = None
+    following: StepBefore | None = None  # the step after it, which follows from its update too
+    is_second: bool = False
+
+    def after(self, stats: StepStats) -> StepBefore | None:
+        """Return what is known of the step after this one, which was made with the update that `stats` had."""
+        return self.following if stats.lr == self.lr and stats.updated else None
 
 
 def step_on_record(run: RunIdentity, world: World, progress: Progress, plan: Plan) -> StepBefore | None:
@@ -54,30 +72,61 @@ def step_on_record(run: RunIdentity, world: World, progress: Progress, plan: Pla
     if not options.replay:
         return None
     switches = [getattr(options, name) for name in SWITCHES]
-    found = expected_step(run.dir, progress, plan, switches, run.fingerprint) if world.is_first else None
+    asked = progress, plan, switches, run.fingerprint, spec_to_dict(run.spec)
+    found = expected_step(run.dir, *asked) if world.is_first else None
     shared: StepBefore | None = world.share(found)
     return shared
 
 
 def expected_step(
-    run_dir: Path, progress: Progress, plan: Plan, switches: Sequence[object], fingerprint: str | None = None
+    run_dir: Path,
+    progress: Progress,
+    plan: Plan,
+    switches: Sequence[object],
+    fingerprint: str | None = None,
+    spec: Mapping[str, object] | None = None,
 ) -> StepBefore | None:
     """Return what the newest record of the step after `progress` says, or None where the journal has none to hold to.
 
     `switches` are the run's options that change how numbers are rounded; a start that had others is passed over, and so
-    is one on other data than those of the fingerprint. Starts are read newest first, and each from its end.
+    is one on other data than those of the fingerprint. Starts are read newest first, and each from its end. The step
+    that follows is held to as well, where the plan is the same and nothing that updates depend on is another in `spec`.
     """
     step = progress.step + 1
     with reading_of(run_dir):
         for attempt, path in reversed(starts_on(run_dir, fingerprint)):
-            said = [record for record in records_back_to(path, step) if _is_about(record, step)]
-            if said:
-                last = parse({"attempt": attempt, **said[-1]})
-                # An update that was left out was so for what may not come again.
-                if isinstance(last, StepRecord) and last.updated is not False and _is_alike(path, plan, switches):
-                    return _expected(last)
+            records = records_back_to(path, step)
+            first, second = (_last_of(records, attempt, each) for each in (step, step + 1))
+            if first is None and not any(_is_about(record, step) for record in records):
+                continue
+            if first is None or not _is_alike(path, plan, switches):
                 return None
+            if second is not None and _updates_alike(path, plan, spec):
+                first = dataclasses.replace(first, following=dataclasses.replace(second, is_second=True))
+            return first
     return None
+
+
+def _last_of(records: Sequence[Mapping[str, Any]], attempt: int, step: int) -> StepBefore | None:
+    """Return what the last record of a step says; None where there is none, or where it was to be made otherwise."""
+    said = [record for record in records if _is_about(record, step)]
+    last = parse({"attempt": attempt, **said[-1]}) if said else None
+    # An update that was left out was so for what may not come again.
+    return _expected(last) if isinstance(last, StepRecord) and last.updated is not False else None
+
+
+def _updates_alike(path: Path, plan: Plan, spec: Mapping[str, object] | None) -> bool:
+    """Return whether a start made its updates under `plan` and by the options of `spec`, as far as these say."""
+    started = read(RunStarted, next(records_of_kind(path, RunStarted.KIND), {}))
+    if spec is None or started.plan != _as_written(dataclasses.asdict(plan)):
+        return False
+    return all(change.clause.on_resume == FREE for change in changes_between(started.spec, _as_written(spec)))
+
+
+def _as_written(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return data as a journal has them."""
+    found: Mapping[str, object] = json.loads(json.dumps(data))
+    return found
 
 
 def _is_about(record: Mapping[str, object], step: int) -> bool:
@@ -101,7 +150,7 @@ def _expected(record: StepRecord) -> StepBefore | None:
         return None
     before, after, loss, norm = known
     assert before is not None and after is not None and loss is not None and norm is not None
-    return StepBefore(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids)
+    return StepBefore(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids, record.lr)
 
 
 def rounding_of(precision: str, model: object) -> str:
@@ -132,7 +181,8 @@ def hold_against(
         )
         raise _another_step(expected, f"the sample at position {positions[0] + place} is another one")
     differences = {
-        "loss": relative(stats.loss, expected.loss), "grad_norm": relative(stats.grad_norm, expected.grad_norm),
+        "loss": relative(stats.loss, expected.loss, LEAST * expected.grad_norm),
+        "grad_norm": relative(stats.grad_norm, expected.grad_norm),
     }  # fmt: skip
     numbers = {"loss": (expected.loss, stats.loss), "grad_norm": (expected.grad_norm, stats.grad_norm)}
     for name, allowed in TOLERANCES.items():
@@ -145,17 +195,21 @@ def hold_against(
     return ReplayRecord(stats.step, expected.attempt, differences)
 
 
-def relative(now: float, then: float) -> float:
-    """Return the relative difference of two numbers; none between two that are both NaN, or the same infinity."""
+def relative(now: float, then: float, least: float = 0.0) -> float:
+    """Return the relative difference of two numbers; none between two that are both NaN, or the same infinity.
+
+    A number counts as `least` at least: a loss of advantages that sum to zero is nothing but rounding.
+    """
     if now == then or (math.isnan(now) and math.isnan(then)):
         return 0.0
-    return abs(now - then) / max(abs(then), 1e-300)
+    return abs(now - then) / max(abs(then), least if math.isfinite(least) else 0.0, 1e-300)
 
 
 def _another_step(expected: StepBefore, because: str) -> VerificationFailed:
+    update = UPDATE.format(before=expected.step - 1) if expected.is_second else ""
     return VerificationFailed(
         f"step {expected.step} is not the one that start {expected.attempt} of this run made",
-        because,
+        because + update,
         "report this with both journals; `paceline checkpoint verify` reads the checkpoint again, an earlier one may "
         "do; run.replay=false goes on all the same, on record",
     )

@@ -53,15 +53,35 @@ class RuleNumbers:
         return {name: kind(shown[name].item()) for name, kind in self._kinds.items() if name in shown}
 
 
+COUNT = "group."  # before the name of a number that an optimizer keeps in a parameter group, where it is shown
+
+
+def counted(group: ParameterGroup, counts: Sequence[str]) -> ParameterGroup:
+    """Return the numbers that updates change in a group, such as a count of steps, by the names they are shown by."""
+    return {COUNT + name: group[name] for name in counts}
+
+
+def of_weight(numbers: ParameterGroup) -> ParameterGroup:
+    """Return what of a state is a parameter's own, and not its group's."""
+    return {name: value for name, value in numbers.items() if not name.startswith(COUNT)}
+
+
+def go_on(group: ParameterGroup, numbers: ParameterGroup) -> None:
+    """Give a group the numbers that a state was shown with, into which a load may have written others."""
+    group.update({name.removeprefix(COUNT): value for name, value in numbers.items() if name.startswith(COUNT)})
+
+
 class LocalPart:
     """A rule that works element by element, on this rank's parts of all its parameters at once."""
 
     def __init__(self, groups: Sequence[ParameterGroup], state: Any) -> None:
         self._groups, self._state, self._numbers = groups, state, RuleNumbers()
         self._plain = {weight: _plain(weight) for group in groups for weight in group["params"]}
+        self._place = {weight: at for at, group in enumerate(groups) for weight in group["params"]}
         inside = [{**options(g), "params": [self._plain[w] for w in g["params"]]} for g in groups]
         self._worker = made(groups[0]["use"], groups[0]["lr"], inside)
         self.known = knows_fresh_state(self._worker)
+        self._counts: tuple[str, ...] = groups[0]["use"].counts
 
     def step(self) -> None:
         """Update every weight that has a gradient."""
@@ -70,29 +90,39 @@ class LocalPart:
             return
         for ours, theirs in zip(self._groups, self._worker.param_groups, strict=True):
             theirs.update(options(ours))
+            for weight in ours["params"] if self._counts else ():
+                go_on(theirs, self._numbers.read(self._state.get(weight, {})))
         for weight in changed:
             plain = self._plain[weight]
             if plain is not weight:
                 assert weight.grad is not None
                 plain.data = local_of(weight.detach())  # FSDP2 may have moved its part since
                 plain.grad = local_of(weight.grad)
-            self._worker.state[plain].update(self._numbers.read(self._state.get(weight, {})))
+            self._worker.state[plain].update(of_weight(self._numbers.read(self._state.get(weight, {}))))
         self._worker.step()
         for weight in changed:
             self._show(weight)
             if self._plain[weight] is not weight:
                 self._plain[weight].grad = None
+        for weight in self._plain if self._counts else ():  # a group counts for weights that it leaves, too
+            if self._state.get(weight):
+                self._show(weight)
 
     def begin(self, weight: nn.Parameter) -> None:
         """Give a parameter a state to load into."""
-        group = next(i for i, g in enumerate(self._groups) if any(weight is other for other in g["params"]))
         plain = self._plain[weight]
-        self._worker.state[plain] = fresh_state(self._worker, self._worker.param_groups[group], plain)
+        self._worker.state[plain] = fresh_state(self._worker, self._group_of(weight), plain)
         self._show(weight)
+
+    def _group_of(self, weight: nn.Parameter) -> ParameterGroup:
+        """Return the worker's group of a parameter."""
+        found: ParameterGroup = self._worker.param_groups[self._place[weight]]
+        return found
 
     def _show(self, weight: nn.Parameter) -> None:
         """Show the state of a parameter with the parameter's placements; the memory is the worker's."""
-        inside, plain = self._worker.state[self._plain[weight]], self._plain[weight]
+        plain = self._plain[weight]
+        inside = {**self._worker.state[plain], **counted(self._group_of(weight), self._counts)}
         if not inside:
             return
         shown = self._state[weight]
@@ -131,7 +161,8 @@ class WholePart:
         held = self._state.get(weight, {})
         if held:
             numbers = self._numbers.read(held)
-            worker.state[plain] = {n: numbers[n] if n in numbers else whole_of(v) for n, v in held.items()}
+            go_on(worker.param_groups[0], numbers)
+            worker.state[plain] = of_weight({n: numbers[n] if n in numbers else whole_of(v) for n, v in held.items()})
         worker.step()
         local_of(weight.detach()).copy_(self._cut(plain.data))
         self._keep(worker.state.pop(plain, {}))
@@ -144,6 +175,7 @@ class WholePart:
 
     def _keep(self, state: Mapping[str, Any]) -> None:
         """Keep this rank's part of what has the parameter's shape, and the rest as it is."""
+        state = {**state, **counted(self._worker.param_groups[0], self._group["use"].counts)}
         if not state:
             return
         held = self._state[self._weight]

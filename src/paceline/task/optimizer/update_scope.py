@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.spec.optimizers import Use
 
-# More than 4,096 elements: from there on 8-bit optimizers keep their state in blocks. Cuts are uneven, and below that.
-MATRIX, VECTOR = (96, 64), (5000,)
-CUTS = {2: [((37, 59), 0), ((41, 23), 1)], 1: [((1111, 3889), 0)]}  # by dimensions: (sizes, dimension)
+# More than 4,096 elements of a matrix: from there on 8-bit optimizers keep their state in blocks. Cuts are uneven, and
+# below that. A vector is short, since some rules invert a matrix as wide as it.
+MATRIX, VECTOR = (96, 64), (333,)
+CUTS = {2: [((37, 59), 0), ((41, 23), 1)], 1: [((111, 222), 0)]}  # by dimensions: (sizes, dimension)
 STEPS = 3
+MORE_STEPS = 32  # of what looks element by element: preconditioners wait for some twenty steps, slow weights for five
 LR = 1e-2
 TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elements differs in the first digits
 
@@ -22,9 +25,10 @@ TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elemen
 def scope_known(use: Use) -> Use:
     """Return the optimizer with its scope: from its rule, else as its factory declares, else as a trial shows.
 
-    Raises ConfigError for an optimizer that cannot be made, or draws random numbers: each rank would draw its own.
+    Of one that is tried it is also known which numbers of its groups it counts in. Raises ConfigError for an optimizer
+    that cannot be made, draws random numbers (each rank would draw its own), or keeps what no checkpoint has.
     """
-    return use if use.scope else dataclasses.replace(use, scope=_tried(use))
+    return use if use.scope else _tried(use)
 
 
 def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
@@ -44,27 +48,42 @@ def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Op
     return optimizer
 
 
-def _tried(use: Use) -> str:
+def _tried(use: Use) -> Use:
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(MATRIX, generator=generator)
+    matrix, vector = torch.randn(MATRIX, generator=generator), torch.randn(VECTOR, generator=generator)
     try:
-        _changes(use, [torch.randn(VECTOR, generator=generator)])
+        _changes(use, [vector])
+        wholes = [matrix, vector]
     except (RuntimeError, ValueError):  # ConfigError is one: it takes matrices alone
         wholes = [matrix, torch.randn(MATRIX, generator=generator)]
-    else:
-        wholes = [matrix, torch.randn(VECTOR, generator=generator)]
-    alone = [change for whole in wholes for change in _changes(use, [whole])]
+    try:
+        alone = [change for whole in wholes for change in _changes(use, [whole])]
+    except PacelineError:
+        raise
+    except Exception as error:  # whatever an optimizer of the user's raises
+        raise _no_step(use, f"on a matrix, in one process: {type(error).__name__}: {error}") from error
     if not _same(alone, [change for whole in wholes for change in _changes(use, [whole], seed=1)]):
         raise ConfigError(
             f"the optimizer '{use.name}' draws random numbers in its update", "ranks would draw different ones",
             "an option of it that turns this off, or another optimizer",
         )  # fmt: skip
-    if not _same(alone, _changes(use, wholes)):
+    use = dataclasses.replace(use, counts=_counts(use, wholes))
+    _require_resumable(use, wholes)
+    for steps in (STEPS, MORE_STEPS):
+        if (scope := _scope(use, wholes, steps)) != "element":
+            break
+    return dataclasses.replace(use, scope=scope)
+
+
+def _scope(use: Use, wholes: Sequence[Tensor], steps: int) -> str:
+    """Return what so many updates of an optimizer depend on."""
+    alone = [change for whole in wholes for change in _changes(use, [whole], steps)]
+    if not _same(alone, _changes(use, wholes, steps)):
         return "model"
     for whole, change in zip(wholes, alone, strict=True):
         for sizes, dimension in CUTS[whole.dim()]:
             try:
-                parts = _changes(use, list(whole.split(sizes, dimension)))
+                parts = _changes(use, list(whole.split(sizes, dimension)), steps)
             except (RuntimeError, ValueError):  # it wants more of a parameter than a part of it
                 return "parameter"
             if not _same([torch.cat(parts, dimension)], [change]):
@@ -72,23 +91,85 @@ def _tried(use: Use) -> str:
     return "element"
 
 
-def _changes(use: Use, values: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
+def _counts(use: Use, wholes: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the numbers of a parameter group that updates change."""
+    weights = _weights(wholes)
+    optimizer = made(use, LR, [{"params": weights}])
+    before = numbers_in(optimizer.param_groups[0])
+    _step(use, optimizer, weights, wholes, range(STEPS))
+    return tuple(name for name, value in numbers_in(optimizer.param_groups[0]).items() if before.get(name) != value)
+
+
+def numbers_in(kept: Mapping[str, object]) -> dict[str, object]:
+    """Return what of a state or a group is a number of Python's."""
+    return {name: value for name, value in kept.items() if isinstance(value, bool | int | float)}
+
+
+def _require_resumable(use: Use, wholes: Sequence[Tensor]) -> None:
+    """Raise ConfigError for an optimizer whose updates a checkpoint would change: it lacks what they follow from."""
+    weights = _weights(wholes)
+    optimizer = made(use, LR, [{"params": weights}])
+    _step(use, optimizer, weights, wholes, range(STEPS))
+    again = _weights(weights)
+    resumed = made(use, LR, [{"params": again}])
+    counts = {name: optimizer.param_groups[0][name] for name in use.counts}
+    resumed.param_groups[0].update(counts)
+    for weight, other in zip(weights, again, strict=True):
+        for name, value in optimizer.state.get(weight, {}).items():
+            if not isinstance(value, Tensor | bool | int | float | None):
+                raise _not_kept(use, f"its state '{name}' is a {type(value).__name__}, no tensor and no number")
+        resumed.state[other] = copy.deepcopy(optimizer.state.get(weight, {}))
+    begun = {name: copy.deepcopy(value) for name, value in vars(resumed).items() if isinstance(value, int | float)}
+    for weights_of, each in ((weights, optimizer), (again, resumed)):
+        _step(use, each, weights_of, wholes, range(STEPS, MORE_STEPS))
+    if not _same(again, weights):
+        changed = [name for name, value in begun.items() if getattr(resumed, name, value) != value]
+        raise _not_kept(use, f"it follows what it keeps beside its state, such as {', '.join(changed) or 'attributes'}")
+
+
+def _no_step(use: Use, because: str) -> ConfigError:
+    return ConfigError(
+        f"the optimizer '{use.name}' makes no step",
+        because,
+        "an optimizer that takes the gradients as they are: a step computes its loss once, and has summed them over"
+        " all ranks",
+    )
+
+
+def _not_kept(use: Use, because: str) -> ConfigError:
+    return ConfigError(
+        f"the optimizer '{use.name}' cannot go on from a checkpoint",
+        because,
+        "tensors and numbers in self.state[parameter], or numbers in its groups: these are saved",
+    )
+
+
+def _changes(use: Use, values: Sequence[Tensor], steps: int = STEPS, seed: int = 0) -> list[Tensor]:
     """Return how some steps of one optimizer change parameters of these values, by gradients made of them."""
-    weights = [nn.Parameter(value.clone(memory_format=torch.contiguous_format)) for value in values]
+    weights = _weights(values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        optimizer = made(use, LR, [{"params": weights}])
-        for step in range(STEPS):
-            for weight, value in zip(weights, values, strict=True):
-                weight.grad = torch.sin((7 + step) * value) * (1 + value.abs())
-            try:
-                optimizer.step()
-            except TypeError as error:
-                raise ConfigError(
-                    f"the optimizer '{use.name}' makes no step", f"step() without a closure: {error}",
-                    "an optimizer that takes the gradients as they are: a step computes its loss once",
-                ) from error  # fmt: skip
+        _step(use, made(use, LR, [{"params": weights}]), weights, values, range(steps))
     return [(weight - value).detach() for weight, value in zip(weights, values, strict=True)]
+
+
+def _weights(values: Sequence[Tensor]) -> list[nn.Parameter]:
+    return [nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format)) for value in values]
+
+
+def _step(
+    use: Use, optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter], values: Sequence[Tensor], steps: range
+) -> None:
+    """Make steps of an optimizer, by gradients that follow from values and the number of the step."""
+    for step in steps:
+        for weight, value in zip(weights, values, strict=True):
+            weight.grad = torch.sin((7 + step) * value) * (1 + value.abs())
+        try:
+            optimizer.step()
+        except (RuntimeError, ValueError):  # it wants parameters of another shape, perhaps
+            raise
+        except Exception as error:  # whatever an optimizer of the user's raises
+            raise _no_step(use, f"step() without a closure: {type(error).__name__}: {error}") from error
 
 
 def _same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

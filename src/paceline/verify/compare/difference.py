@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.run.process.world import World
-from paceline.verify.compare.tolerance import tolerance
+from paceline.verify.compare.tolerance import REACH, tolerance
 
 DifferenceKind: TypeAlias = Literal["", "exchange", "choice"]
 NAMES = {torch.float32: "fp32", torch.float64: "fp64"}
@@ -53,6 +54,15 @@ class Difference:
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in fp64, real and imaginary parts of a complex one side by side: a cast would drop these."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
+def reach_of(grad_norm: float, weights: Iterable[torch.Tensor]) -> float:
+    """Return what a loss counts as at least: a part of what it would change by with weights of twice their size.
+
+    That of advantages that sum to zero is nothing but rounding, of numbers that are as large as any.
+    """
+    norms = [wide(weight.detach()).norm() for weight in weights]
+    return REACH * grad_norm * float(torch.stack(norms).norm()) if norms and math.isfinite(grad_norm) else 0.0
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Does the program itself ask for the process group? A process computes first numbers without a group and in one.
 
-The reference is computed on a rank of the layout. A model, an objective or data that ask torch.distributed for ranks or
-the size of the world, such as a loss that is divided by it, would do there what they do in the layout, and the two
-would agree on other numbers than those of one device. So would those of a program that reads memory which nobody wrote:
-the process alone has other contents there (unwritten.py).
+The reference is computed on a rank of the layout. A model, an objective, data or an optimizer that ask
+torch.distributed for ranks or the size of the world, such as a loss that is divided by it, would do there what they do
+in the layout, and the two would agree on other numbers than those of one device. So would those of a program that reads
+memory which nobody wrote: the process alone has other contents there (unwritten.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from paceline.errors import NothingToLearn
 from paceline.launch.here import without_place
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.spec.optimizers import names_of, rule_of
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
+from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
@@ -36,11 +38,15 @@ from paceline.verify.compare.unwritten import other_contents
 from paceline.verify.reference.passes import (
     backward,
     counted,
+    mean_gradients,
     micro_batches,
+    own_parameters,
     reference_model,
     reference_randomness,
+    update,
 )
 from paceline.verify.reference.peers import NoPeers
+from paceline.verify.reference.plain_optimizer import plain_optimizers
 
 FAMILY = "process group"
 LIKELY = (
@@ -49,17 +55,26 @@ LIKELY = (
     " of its rows' losses and how many items they count, and divides by no number of ranks: the step divides once, by"
     " the items of all"
 )
+LIKELY_UPDATE = (
+    "{name} is {alone:.6g} in a process alone and {together:.6g} in the same process in a group of {ranks}: the"
+    " optimizer asks for ranks or the size of the world. A step has summed gradients over all ranks and divided them"
+    " once, and an optimizer takes them as they are"
+)
 UNWRITTEN = (
     "{name} is {alone:.6g} or {together:.6g}, by what lies in memory that nobody wrote: torch.empty, numpy.empty or a"
     " tensor made of a size alone (torch.Tensor(n)) is read before it is written. A proof fills such memory alike"
     " everywhere, training does not: torch.zeros, or write before reading"
 )
+WHAT = {"gradients": "the gradients of {}", "weights": "the change of {} by an update"}
 At = tuple[str, str]  # (quantity, name)
 
 
 @dataclass(frozen=True)
 class FirstNumbers:
-    """What one process computes of the first rows: loss, weight, and the norm of every gradient."""
+    """What one process computes of the first rows: loss, weight, and the norms of gradients and of a first update.
+
+    An update is made by an optimizer of the user's alone: that ours ask for no ranks is known.
+    """
 
     numbers: dict[At, float]
 
@@ -79,13 +94,32 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
         return None
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
-    for turn in turns:
+    for turn, own in zip(turns, own_parameters(model, turns), strict=True):
         loss, weight = _first_items(model, turn, micro_batches(task, plan, source, 1, whole), randomness, dtype)
         of = f" of {turn.name}" if turn.name else ""
         found |= {("weight", f"weight{of}"): weight, ("loss", f"loss{of}"): loss}
         norms = {name: wide(p.grad).norm() for name, p in model.named_parameters() if p.grad is not None}
         found |= {("gradients", f"{name}{of}"): float(norm) for name, norm in norms.items()}
+        if weight and _has_own_rule(task.optimizer):
+            moved = _moved(task.optimizer, model, own, weight)
+            found |= {("weights", f"{name}{of}"): float(norm) for name, norm in moved.items()}
     return FirstNumbers(found)
+
+
+def _has_own_rule(spec: OptimizerSpec) -> bool:
+    """Return whether an optimizer is the user's own, which may ask for ranks too."""
+    return any(rule_of(name) is None for name in names_of(spec))
+
+
+def _moved(
+    spec: OptimizerSpec, model: nn.Module, own: Iterable[nn.Parameter], weight: float
+) -> dict[str, torch.Tensor]:
+    """Make an update of some parameters and return the norms of how far it moves them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    mean_gradients(model, own, weight, names)
+    before = {name: wide(parameter.detach()).clone() for parameter, name in names.items()}
+    update(plain_optimizers(spec, model, own), spec.lr)
+    return {name: (wide(parameter.detach()) - before[name]).norm() for parameter, name in names.items()}
 
 
 def _first_items(
@@ -143,7 +177,7 @@ def differs_in_a_group(
         here = first_numbers(*given)
     if here is None or (first := _first(alone, here, plan.precision)) is None:
         return None
-    family, likely = FAMILY, LIKELY
+    family, likely = FAMILY, LIKELY_UPDATE if first[0][0] == "weights" else LIKELY
     if _first(alone, numbers_alone(*given), plan.precision) is None:
         family, likely = NOT_REPRODUCIBLE.family, UNWRITTEN
     elif _first(alone, here := first_numbers(*given) or here, plan.precision) is None:
@@ -154,8 +188,7 @@ def differs_in_a_group(
     difference = FirstDifference(
         quantity=quantity, name=name, step=1, rank=0, relative=far, ratio=ours / known if known else math.nan,
         ours=ours, reference=known, copies_agree=True, tensors=(name,), tensors_in_all=1, family=family,
-        likely=likely.format(name=f"the {quantity} of {name}" if quantity == "gradients" else f"the {name}",
-                             alone=known, together=ours, ranks=ranks),
+        likely=likely.format(name=WHAT.get(quantity, "the {}").format(name), alone=known, together=ours, ranks=ranks),
     )  # fmt: skip
     return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {quantity: far}, difference)
 

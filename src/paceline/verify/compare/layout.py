@@ -182,7 +182,7 @@ def _step(
     lr = learning_rate(task.schedule, task.optimizer.lr, step, asked.steps, 0, 1)
     stats = built.stepper.step(batch, lr)
     weight, loss, norm = (
-        measured_numbers({name: getattr(stats, name)}, {name: getattr(expected, name)}, step)
+        measured_numbers({name: getattr(stats, name)}, {name: getattr(expected, name)}, step, expected.reach)
         for name in ("weight", "loss", "grad_norm")
     )
     weights, buffers = dict(built.model.named_parameters()), dict(built.model.named_buffers())

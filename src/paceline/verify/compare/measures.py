@@ -79,17 +79,22 @@ def measured_tensors(
 
 
 def number_differences(
-    ours: Mapping[str, float], reference: Mapping[str, float], step: int, world: World
+    ours: Mapping[str, float], reference: Mapping[str, float], step: int, world: World, reach: float = 0.0
 ) -> list[Difference]:
     """Return what `measured_numbers` says once all ranks have it. Every rank calls it."""
-    return together([measured_numbers(ours, reference, step)], world)
+    return together([measured_numbers(ours, reference, step, reach)], world)
 
 
-def measured_numbers(ours: Mapping[str, float], reference: Mapping[str, float], step: int) -> MeasuredHere:
-    """Return this rank's measures of numbers that every rank reports; the name is the quantity too."""
+def measured_numbers(
+    ours: Mapping[str, float], reference: Mapping[str, float], step: int, reach: float = 0.0
+) -> MeasuredHere:
+    """Return this rank's measures of numbers that every rank reports; the name is the quantity too.
+
+    `reach` is what a loss counts as at least (`reach_of`).
+    """
     local = []
     for name, expected in reference.items():
-        relative = abs(ours[name] - expected) / max(abs(expected), 1e-300)
+        relative = abs(ours[name] - expected) / max(abs(expected), reach if name == "loss" else 0.0, 1e-300)
         local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
 
     def of_all(ranks: list[list[_Measure]]) -> list[Difference]:
@@ -113,7 +118,7 @@ def measured_turns(
 
     def of_turn(name: str, turn: object) -> MeasuredHere:
         number = {quantity: float(getattr(ours.get(name), quantity, math.nan))}
-        measured = measured_numbers(number, {quantity: getattr(turn, quantity)}, step)
+        measured = measured_numbers(number, {quantity: getattr(turn, quantity)}, step, getattr(turn, "reach", 0.0))
         return measured.told_as(name=f"{quantity} of {name}")
 
     return [of_turn(name, turn) for name, turn in reference.items()]

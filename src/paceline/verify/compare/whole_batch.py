@@ -7,9 +7,9 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +30,13 @@ from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
+from paceline.verify.compare.ahead import STEPS, sleeps, walk
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
-from paceline.verify.compare.difference import Difference, wide
+from paceline.verify.compare.difference import Difference, reach_of, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.work import WorkSeen
-from paceline.verify.reference.passes import reference_randomness
+from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
@@ -47,6 +48,7 @@ MANY_ROWS = 64
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
 FAMILY = "loss not a sum over rows"
+LATER = f", on weights that {STEPS} steps have moved,"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
     ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
@@ -81,6 +83,16 @@ class _Numbers:
     loss: float
     magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
     gradients: dict[str, torch.Tensor]
+    reach: float  # what the loss counts as at least
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Some rows in one piece and in several, on the weights of the start, or on those of a few steps later."""
+
+    whole: _Numbers
+    others: list[_Numbers]
+    is_later: bool = False
 
 
 def whole_batch(
@@ -120,45 +132,58 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        looks = [(whole, others)]
-        if larger := _of_many_rows(asked, program, turn):
-            looks.append(larger)
-        for whole, others in looks:
-            found = [(difference, other) for other in others for difference in _differences(whole, other)]
+        for look in _looks(asked, program, turn, _Look(whole, others)):
+            found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, whole.sizes)
+            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, look)
             rounding = rounding or explained
             if itself is not None:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
-                first = _first(wrong, whole, turn, program.randomness.told)
-        first = first or _out_of_proportion(asked, program, turn, looks[0][0])
+                first = _first(wrong, look, turn, program.randomness.told)
+        first = first or _out_of_proportion(asked, program, turn, whole)
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     # Of what fp64 does not know it has nothing to say.
     return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _of_many_rows(asked: Asked, program: _OneDevice, turn: Turn) -> tuple[_Numbers, list[_Numbers]] | None:
-    """Return what a batch of many rows gives in one piece and in growing ones; None where that takes too long.
+def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look) -> Iterator[_Look]:
+    """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had."""
+    yield first
+    batch, few = asked.task.global_batch, asked.plan.batch_samples
+    wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
+    with WorkSeen() as seen:
+        _numbers(asked, program, turn, (few,))
+    rows = max(few, min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9))))
+    if rows > few and (larger := _in_growing_pieces(asked, program, turn, rows)):
+        yield larger
+    if seen.seconds <= MANY_SECONDS or sleeps(first.whole.gradients):
+        walked = _walked(asked, _program(asked, [turn]), turn)
+        if walked is not None and (later := _in_growing_pieces(asked, walked, turn, rows)):
+            yield dataclasses.replace(later, is_later=True)
+
+
+def _in_growing_pieces(asked: Asked, program: _OneDevice, turn: Turn, rows: int) -> _Look | None:
+    """Return what so many rows give in one piece and in growing ones; None where they give no numbers.
 
     A program that fails on so many says nothing here: ranks give it fewer.
     """
-    batch, few = asked.task.global_batch, asked.plan.batch_samples
-    wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
-    if wanted <= few:
-        return None
-    with WorkSeen() as seen:
-        _numbers(asked, program, turn, (few,))
-    rows = min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9)))
-    if rows <= few:
-        return None
     try:
         whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
-    except Exception:  # whatever a program says to more rows than it is given
+    except Exception:  # whatever a program says to more rows, or to other weights, than it is given
         return None
-    return (whole, [other]) if math.isfinite(whole.loss) else None
+    return _Look(whole, [other]) if not _not_finite(whole) else None
+
+
+def _walked(asked: Asked, program: _OneDevice, turn: Turn) -> _OneDevice | None:
+    """Return the program with the weights of later steps, None where it fails on its way."""
+    try:
+        walk(program.model, lambda: _numbers(asked, program, turn, (asked.plan.batch_samples,)).gradients)
+    except Exception:  # whatever a program says to other weights than its first
+        return None
+    return program
 
 
 def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
@@ -168,14 +193,12 @@ def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Nu
     again = _numbers(asked, program, turn, whole.sizes) if found else whole
     known = [d.name for d in _differences(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
     wrong = [(d, scaled) for d in found if d.name not in known]
-    return _first(wrong, whole, turn, (), is_scaled=True) if wrong else None
+    return _first(wrong, _Look(whole, [scaled]), turn, (), is_scaled=True) if wrong else None
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
     """Raise NumericalStop where the whole batch gives no numbers: no way to cut it says anything then."""
-    found = {"loss": torch.tensor(whole.loss), **whole.gradients}
-    names = [name for name, tensor in found.items() if not tensor.isfinite().all()]
-    if names:
+    if names := _not_finite(whole):
         of = f" of {turn.name}" if turn.name else ""
         raise NumericalStop(
             f"step 1: {names[0]}{of} is not finite on one device",
@@ -183,6 +206,12 @@ def _require_numbers(whole: _Numbers, turn: Turn) -> None:
             "that are not finite, whatever the layout",
             "look at what the model divides by, takes roots or logarithms of, and masks; and at the data for NaN",
         )
+
+
+def _not_finite(whole: _Numbers) -> list[str]:
+    """Return the names of what has numbers that are not finite."""
+    found = {"loss": torch.tensor(whole.loss), **whole.gradients}
+    return [name for name, tensor in found.items() if not tensor.isfinite().all()]
 
 
 def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _OneDevice:
@@ -194,7 +223,7 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, sizes: tuple[int, ...]
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, look: _Look
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -202,7 +231,10 @@ def _beyond_rounding(
     """
 
     def computed(made: int, move: Move | None) -> _Numbers:
-        return _numbers(asked, _program(asked, [turn], move), turn, sizes)
+        program = _program(asked, [turn], move)
+        if look.is_later:
+            _walked(asked, program, turn)
+        return _numbers(asked, program, turn, look.whole.sizes)
 
     def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
         return [_in_the_shape_of_a_layouts(d) for d in _differences(known, ours)]
@@ -284,12 +316,14 @@ def _numbers(asked: Asked, program: _OneDevice, turn: Turn, sizes: tuple[int, ..
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     by = weight or 1.0
     means = {name: grad / (by * scale) for name, grad in gradients.items()}
-    return _Numbers(sizes, loss / by, magnitude / abs(by), means)
+    norm = norm_together(means.values())
+    reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach)
 
 
 def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
     """Return how far the cut batch is from the whole one: the loss, then every gradient."""
-    relative = abs(cut.loss - whole.loss) / max(abs(whole.loss), cut.magnitude, 1e-300)
+    relative = abs(cut.loss - whole.loss) / max(abs(whole.loss), cut.magnitude, whole.reach, 1e-300)
     found = [_Difference("loss", relative, whole.loss, cut.loss, cut.loss / (whole.loss or 1))]
     floor = FLOOR * float(torch.stack([g.norm() for g in whole.gradients.values()]).norm()) if whole.gradients else 0.0
     for name in {**whole.gradients, **cut.gradients}:
@@ -308,7 +342,7 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
 
 def _first(
     wrong: list[tuple[_Difference, _Numbers]],
-    whole: _Numbers,
+    look: _Look,
     turn: Turn,
     guesses: tuple[str, ...],
     is_scaled: bool = False,
@@ -322,9 +356,10 @@ def _first(
     of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
     other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
+    later = LATER if look.is_later else ""
     shown = (
-        f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
-        f" {difference.cut:.6g} {other}"
+        f"{difference.name}{of} of {sum(look.whole.sizes)} rows{later} is {difference.whole:.6g} an item in one piece"
+        f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
     return FirstDifference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -15,12 +15,13 @@ from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.held import whole_of
-from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.loops.gradients import GradientsTaken
-from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
+from paceline.verify.loops.mistakes import FITS, SAY_SO, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named, not_called
+from paceline.verify.rounding.conditioning import beyond_tolerance
 
 Found = TypeVar("Found")
 OBJECTIVE = (
@@ -45,6 +46,9 @@ HOOKS = (
     " belongs to the model, such as a mask, plain=module, whose parameters have it; one of the loop, such as a division"
     " by the number of ranks, may be what is wrong"
 )
+
+
+CLIPPED_EACH = "the gradient of every parameter is one device's, times a number of its own below one"
 
 
 class HeldLoop:
@@ -84,19 +88,48 @@ class HeldLoop:
         frozen = self._frozen_now(number)
         expected = world.share(self._on_first(lambda: self.reference.finish(frozen), *UPDATES))
         reported = loss_told(told)
+        mistake = None
         if self._parts is not None and self.mistake is None and not frozen:
-            self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
+            mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
         self._last_seen = seen
-        found = []
+        losses = list[Difference]()
         if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
             ours = expected.loss if reported is None else reported
-            found += number_differences({"loss": ours}, {"loss": expected.loss}, number, world)
-        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
+            losses = number_differences({"loss": ours}, {"loss": expected.loss}, number, world, expected.reach)
+        found = tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
         if not self._updates:
+            self.mistake = self.mistake or mistake
             load_weights(self.reference.module, self._weights)
-            return found
+            return losses + found
         after = {name: weight for name, weight in self._weights.items() if name in self._start}
-        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+        weights = tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+        if self._is_right([*losses, *weights]) and not self._is_right(found) and layout.dp_shard == 1:
+            # Those who share out an update reduce gradients in it, as a sum or as a mean.
+            summed = self._summed(gradients, expected.gradients)
+            for divisor in (world.size, 1):
+                reduced = {name: gradient / divisor for name, gradient in summed.items()}
+                of_all = tensor_differences("gradients", reduced, expected.gradients, number, world, layout)
+                if self._is_right(of_all):
+                    found, mistake = of_all, None
+        wrong = beyond_tolerance(found, self._plan.precision)
+        if len(wrong) > 1 and not mistake and all(d.is_scaled and d.ratio < 1 and d.copies_agree for d in wrong):
+            mistake = f"{CLIPPED_EACH}: {SAY_SO}"
+        self.mistake = self.mistake or mistake
+        return losses + found + weights
+
+    def _is_right(self, found: Iterable[Difference]) -> bool:
+        return not beyond_tolerance(found, self._plan.precision)
+
+    def _summed(
+        self, gradients: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the sum over all ranks of gradients that are whole on each. Every rank calls it."""
+        found = {}
+        for name, known in expected.items():
+            total = wide(gradients.get(name, torch.zeros_like(known))).to(self._world.device).contiguous()
+            self._world.add_up(total)
+            found[name] = torch.view_as_complex(total) if known.is_complex() else total
+        return found
 
     def mistake_of(self, first: FirstDifference) -> str | None:
         """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import ConfigError
 
@@ -27,16 +28,19 @@ class GradientsTaken:
         self._weights = weights
         self._names = {parameter: name for name, parameter in weights.items()}
         self._taken: dict[str, torch.Tensor | None] = {}
+        self._looks: dict[Optimizer, RemovableHandle] = {}
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
         """Look at updates inside the block."""
         self._taken = {}
-        handle = register_optimizer_step_pre_hook(self._look)
+        self._looks = {}
+        handle = register_optimizer_step_pre_hook(self._begin)
         try:
             yield
         finally:
-            handle.remove()
+            for each in (handle, *self._looks.values()):
+                each.remove()
 
     def found(self) -> dict[str, torch.Tensor]:
         """Return the gradients of the last update inside the block, of those parameters that have one."""
@@ -53,6 +57,11 @@ class GradientsTaken:
                 "optimizer.zero_grad() at the beginning of the step",
             )
         return gradients
+
+    def _begin(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Have an update looked at after the optimizer's own hooks, which may clip."""
+        if optimizer not in self._looks:
+            self._looks[optimizer] = optimizer.register_step_pre_hook(self._look)
 
     def _look(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if any(given is not None for given in (*args[1:], kwargs.get("closure"))):

@@ -15,6 +15,11 @@ import torch
 from paceline.verify.compare.difference import wide
 
 SAMPLED = 4096  # values of a gradient that are looked at, spread over all parameters
+SAY_SO = (
+    "what the loop does to the gradient of the whole batch before its update, optimizer= has to do as well, in a hook"
+    " of what it makes (register_step_pre_hook)"
+)
+CLIPPED = "the gradient is one device's, clipped by value at {limit:.6g}: "
 FITS = {"fp32": 1e-3, "fp64": 1e-7}  # largest norm of what is left over that of the gradient
 
 
@@ -74,6 +79,9 @@ def named_mistake(seen: torch.Tensor, before: torch.Tensor | None, parts: MicroB
         scale = float(seen @ expected) / size if size else 0.0
         if scale and _fits(seen, scale * expected, dtype):
             return _together(name, _scale_text(scale, parts))
+    limit = float(seen.abs().max())
+    if _fits(seen, (basis.sum(1) / sum(parts.weights)).clamp(-limit, limit), dtype):
+        return CLIPPED.format(limit=limit) + SAY_SO
     return None
 
 

@@ -8,7 +8,7 @@ loss of all rows in one piece is held against the sum of the pieces', once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.copied import copied
+from paceline.verify.compare.difference import reach_of
 from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.gradients import dense
 from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
@@ -61,6 +62,55 @@ def joined(pieces: Sequence[object]) -> object:
     return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns], spec)
 
 
+def otherwise_joined(pieces: Sequence[object]) -> Iterator[object]:
+    """Yield what `joined` may have to be instead, where rows are no rows alone; None for what cannot be.
+
+    Numbers from zero on that never fall may say which segment or graph of the piece a row belongs to: those of the
+    next piece come after them. A list with an entry for each row has those of all pieces, one after the other.
+    """
+    yield joined([_renumbered(pieces, at) for at in range(len(pieces))])
+    yield _joined_by_lists(pieces)
+
+
+def _renumbered(pieces: Sequence[object], at: int) -> object:
+    """Return a piece whose numbers of segments come after those of all pieces before it."""
+    columns = zip(*(tree_flatten(piece)[0] for piece in pieces), strict=False)
+    before = [sum(int(leaf[-1]) + 1 for leaf in column[:at]) if all(map(_numbers_segments, column)) else 0
+              for column in columns]  # fmt: skip
+    leaves, spec = tree_flatten(pieces[at])
+    return tree_unflatten([leaf + more if more else leaf for leaf, more in zip(leaves, before, strict=False)], spec)
+
+
+def _numbers_segments(leaf: object) -> bool:
+    if not isinstance(leaf, Tensor) or leaf.dim() != 1 or leaf.is_floating_point() or leaf.is_complex():
+        return False
+    return len(leaf) > 0 and leaf.dtype != torch.bool and int(leaf[0]) == 0 and bool((leaf.diff() >= 0).all())
+
+
+def _joined_by_lists(pieces: Sequence[Any]) -> object:
+    """Return one batch of pieces that are dictionaries or tuples, of tensors with rows and of lists of as many entries.
+
+    None where they are none of these.
+    """
+    kinds = {type(piece) for piece in pieces}
+    if len(kinds) != 1 or not issubclass(kind := kinds.pop(), dict | tuple | list):
+        return None
+    held = [piece if issubclass(kind, dict) else dict(enumerate(piece)) for piece in pieces]
+    rows = [next((len(value) for value in each.values() if isinstance(value, Tensor) and value.dim()), 0)
+            for each in held]  # fmt: skip
+    if len({tuple(each) for each in held}) != 1 or not any(isinstance(value, list) for value in held[0].values()):
+        return None
+    whole = {}
+    for name in held[0]:
+        column = [each[name] for each in held]
+        if not all(isinstance(value, list | Tensor) and len(value) == many
+                   for value, many in zip(column, rows, strict=True)):  # fmt: skip
+            return None
+        is_list = isinstance(column[0], list)
+        whole[name] = [entry for value in column for entry in value] if is_list else torch.cat(column)
+    return whole if issubclass(kind, dict) else kind(whole.values())
+
+
 def together(batches: Sequence[Sequence[object]]) -> list[list[object]]:
     """Return all rows of a step as one micro-batch of one part, as a coupled objective wants them.
 
@@ -95,12 +145,47 @@ def not_a_sum(
     whole = joined(pieces) if len(pieces) > 1 else None
     if whole is None:
         return None
+    found = _apart(module, copy, objective, pieces, whole, parts, dtype, eps)
+    if found is not None and any(
+        _is_sum(module, copy, objective, other, parts, dtype) for other in otherwise_joined(pieces)
+    ):
+        return None
+    return found
+
+
+def _is_sum(
+    module: nn.Module, copy: CopyOf, objective: AnyObjective, whole: object, parts: MicroBatches, dtype: str
+) -> bool:
+    """Return whether loss and gradient of the whole are the sums of the pieces'."""
+    if whole is None:
+        return False
+    cut = torch.stack(parts.gradients).sum(0)
+    try:
+        loss = abs(_loss(module, objective, whole) - sum(parts.losses))
+        gradient = float((_gradient(copy(module), objective, whole) - cut).norm())
+    except Exception:  # such as of labels that were taken for numbers of segments
+        return False
+    return loss <= FITS[dtype] * sum(map(abs, parts.losses)) and gradient <= FITS[dtype] * float(cut.norm())
+
+
+def _apart(
+    module: nn.Module,
+    copy: CopyOf,
+    objective: AnyObjective,
+    pieces: Sequence[object],
+    whole: object,
+    parts: MicroBatches,
+    dtype: str,
+    eps: Callable[[], float],
+) -> FirstDifference | None:
+    """Return what says that a loss, or its gradient, is another one of the pieces than of the whole."""
     rows = next(len(leaf) for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor))
     known = {"rows": f"{rows} rows", "pieces": len(pieces)}
     cut = sum(parts.losses)
     try:
         found = _loss(module, objective, whole)
-        far = abs(found - cut) / max(abs(found), sum(map(abs, parts.losses)), 1e-300)
+        reach = reach_of(float(torch.stack(parts.gradients).sum(0).norm()), named(module).values())
+        far = abs(found - cut) / max(abs(found), sum(map(abs, parts.losses)), reach, 1e-300)
         if not far > FITS[dtype] or not far > NARROW * eps():
             if eps() > FP32_EPS:
                 return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
-from paceline.verify.compare.difference import Difference, wide
+from paceline.verify.compare.difference import Difference, reach_of, wide
 from paceline.verify.loops.gradients import GradientsTaken, dense
 from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.mistakes import MicroBatches, sampled
@@ -77,8 +79,9 @@ class LoopReference:
         It comes before the loop's own step: what an objective reads beside its model (another network, a teacher that
         follows) is as it was.
         """
+        start = self._hooks.copied(self.module)
         if self._optimizer is None or not self._starts:
-            self._starts.append(self._hooks.copied(self.module))
+            self._starts.append(start)
         is_first = not self._made
         batches = together(batches) if self._is_coupled else batches
         with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
@@ -86,12 +89,13 @@ class LoopReference:
             with NoPeers() if is_first else contextlib.nullcontext():
                 parts = self._backward(self.module, batches)
             self._made.append(_BegunStep(batches, parts))
-            if is_first:
+            if self.not_a_sum is None:  # at later steps too: what stands behind weights of zero does not show before
                 pieces = [_on_cpu(piece) for part in batches for piece in part]
-                self.not_a_sum = not_a_sum(
-                    self._starts[0], self._hooks.copied, self._objective, pieces, parts, dtype,
+                found = not_a_sum(
+                    start, self._hooks.copied, self._objective, pieces, parts, dtype,
                     lambda: torch.finfo(self._narrowest().dtype).eps,
                 )  # fmt: skip
+                self.not_a_sum = found and dataclasses.replace(found, step=len(self._made))
         return parts
 
     def finish(self, frozen: Collection[str] = ()) -> ReferenceStep:
@@ -149,6 +153,7 @@ class LoopReference:
         parts = begun.parts
         total = sum(parts.weights)
         norm = self._ready(module, begun, total * scale)
+        reach = reach_of(norm, (p for p in named(module).values() if p.grad is not None))
 
         def closure() -> torch.Tensor:  # of optimizers that look at a step's loss more than once
             more = self._backward(module, begun.batches, scale)
@@ -172,6 +177,7 @@ class LoopReference:
             ids=[],
             router={},
             moments={},
+            reach=reach,
         )
 
     def _ready(self, module: nn.Module, begun: _BegunStep, divisor: float) -> float:
@@ -231,7 +237,17 @@ def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure],
             "the reference's steps are made without: it knows no more than the number of them",
             "a schedule whose step() wants nothing, or a fixed rate in the loop and in optimizer= for the proof",
         )
+    if isinstance(made, torch.optim.Optimizer) and "closure" in inspect.signature(type(made).step).parameters:
+        return functools.partial(_with_closure_or_without, step)
     return lambda given: step()
+
+
+def _with_closure_or_without(step: Callable[..., object], given: Closure) -> None:
+    """Make an update; one of those that look at the loss once more says so by an error, before it does anything."""
+    try:
+        step()
+    except Exception:  # whatever an optimizer says to a closure that is not there
+        step(given)
 
 
 def _wanted(made: object, step: Callable[..., object]) -> list[str]:

@@ -210,8 +210,8 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
             given = (row.plan, source, source.items_per_sample)
             known = alone.pop((path, masked), None)
             result = differs_in_a_group(known, own, *given) if world.is_first else None
-            if result is not None and not _is_one_on_its_own([row], read, known):
-                result = None  # others at every import: the comparison with the layout has to tell
+            if result is not None and not _is_one_at_every_import(row, read):
+                result = None  # the comparison with the layout has to tell
             with _naming_damage(source):
                 result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
@@ -242,13 +242,20 @@ def _import_again(rows: Sequence[Row], read: ReadOnce) -> None:
         read.own_modules.import_again(functools.partial(_load_task, read, rows[0].spec))
 
 
-def _is_one_on_its_own(rows: Sequence[Row], read: ReadOnce, known: FirstNumbers | None) -> bool:
-    """Return whether a program's first numbers on its own are the same when its modules are imported once more."""
-    from paceline.verify.compare.in_a_group import are_alike
+def _is_one_at_every_import(row: Row, read: ReadOnce) -> bool:
+    """Return whether a program's first numbers, in this group, are the same when its modules are imported once more."""
+    from paceline.verify.compare.in_a_group import are_alike, first_numbers
+    from paceline.verify.reference.peers import NoPeers
 
-    again = numbers_of_one(rows, read)
-    _import_again(rows, read)
-    return all(are_alike(known, one, rows[0].plan.precision) for one in again.values())
+    def numbers() -> FirstNumbers | None:
+        _import_again([row], read)
+        task = read.task(row.spec)
+        _load_named(task)
+        source = read.source(task, row.masked)
+        with NoPeers():
+            return first_numbers(task, row.plan, source, source.items_per_sample)
+
+    return are_alike(numbers(), numbers(), row.plan.precision)
 
 
 def numbers_of_one(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], FirstNumbers | None]:

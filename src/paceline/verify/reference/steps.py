@@ -26,6 +26,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.models.sizes import MoEConfig
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
+from paceline.verify.compare.difference import reach_of
 from paceline.verify.reference.noise_scale import NoiseScale
 from paceline.verify.reference.passes import (
     backward,
@@ -56,6 +57,7 @@ class ReferenceTurn:
     grad_norm: float
     clip_norm: float  # the norm above which its gradients were scaled down; 0 where the task does not clip
     gradients: dict[str, torch.Tensor]  # of the parameters that it trains, before they were scaled down
+    reach: float = 0.0  # what the loss counts as at least where it is compared
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class ReferenceStep:
     moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
     selected: Selected | None = None  # where a step trains on some of what it read
     routing: dict[str, float] = field(default_factory=dict)  # what is told of routers' entropy and balance, by name
+    reach: float = 0.0  # what the loss counts as at least where it is compared
 
 
 def reference_steps(
@@ -126,12 +129,13 @@ def reference_steps(
                 gradients = device.mean(trained, weight)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
                 norm = norm_together(gradients.values())
+                reach = reach_of(norm, (p for p in trained if p.grad is not None))
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
                     torch.nn.utils.clip_grad_norm_([p for p in trained if p.grad is not None], clip_norm)
                 update(device.updates[number], lr)
-                done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients)
+                done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients, reach)
         move_biases(model, router)
         if noise is not None:
             noise.after(noise.small(), small_norm, done[device.main.name].grad_norm)
@@ -256,6 +260,7 @@ class _Device:
             router=router,
             moments=moments_of(self.model, *(optimizer for updates in self.updates for optimizer, _ in updates)),
             selected=chosen,
+            reach=told.reach,
             routing=sums.numbers(router, config.top_k, told.weight) if isinstance(config, MoEConfig) else {},
         )
 

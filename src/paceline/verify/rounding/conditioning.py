@@ -109,7 +109,7 @@ def steps_apart(
     here, there = starts
     weights = {name: (w.to(_widest(w)) - here[name]) + there[name] for name, w in ours.weights.items()}
     return [
-        *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world),
+        *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world, known.reach),
         *(each for name in numbers for each in turn_differences(ours.turns, known.turns, step, world, name)),
         *tensor_differences("router", ours.router, known.router, step, world, layout),
         *as_losses(number_differences(ours.routing, known.routing, step, world)),

@@ -63,7 +63,7 @@ def step_differences(
         sample_differences(read, passed.step.ids, first, number, world, layout),
         *_selection(run_dir, passed, world),
         *together(measured_loads(stats.router, passed.step.router, number, layout), world),
-        *number_differences(told, _numbers(passed), number, world),
+        *number_differences(told, _numbers(passed), number, world, passed.step.reach),
         *_turns(stats.turns, passed, world),
         *together(measured_routing(stats.router, passed.step.routing, number), world),
         *_state_differences(training, passed, act),
@@ -115,7 +115,8 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     step, evaluation = newest["step"], newest["evaluation"]
     told = {name: _number(step, name) for name in NUMBERS}
     turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
-    apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
+    apart = number_differences(told, _numbers(passed), number, world, passed.step.reach)
+    apart += _turns(turns, passed, world)
     apart += growth_differences(newest[GLOBAL_BATCH], passed.growth, number, world)
     apart += told_differences(step.get("router") or {}, passed.step, number, world)
     found = [in_the_journal(difference) for difference in apart]

@@ -1,0 +1,42 @@
+"""Weights as a few steps of training make them: of what stands behind weights of zero, the first ones say nothing.
+
+A block behind a gate of zeros and a head of zeros (adaLN-zero, zero convolutions), or a policy that begins as its own
+reference, gives at first what it would give without its rows: whether it is a sum over rows does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 4  # the first moves a head of zeros, the second the gates before it, the third what stands behind these
+SIZE = 0.1  # of a step, over the root mean square of a weight
+SMALLEST = 0.1  # that of weights which are zero, or nearly so, is taken for this
+
+ByName = Mapping[str, Tensor]
+
+
+def walk(model: nn.Module, gradients: Callable[[], ByName]) -> None:
+    """Move a model's weights as some steps of gradient descent would, each weight by a like part of its own size."""
+    for _ in range(STEPS):
+        _step(model, gradients())
+
+
+def sleeps(gradients: ByName) -> bool:
+    """Return whether some weight has a gradient of zeros: what its part of the model computes shows nowhere."""
+    return any(gradient.numel() > 0 and not bool(gradient.any()) for gradient in gradients.values())
+
+
+@torch.no_grad()
+def _step(model: nn.Module, gradients: ByName) -> None:
+    for name, weight in model.named_parameters():
+        gradient = gradients.get(name)
+        if gradient is not None and (size := _size(gradient)) > 0:
+            weight.sub_(gradient * (SIZE * max(_size(weight), SMALLEST) / size))
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square of a tensor's elements, 0 of none."""
+    return float(tensor.abs().square().mean().sqrt()) if tensor.numel() else 0.0
