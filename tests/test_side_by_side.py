@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 
 import pytest
-from side_by_side import pytest_addoption, pytest_runtestloop
+from started.side_by_side import pytest_addoption, pytest_runtestloop
 
 LOG = Path(__file__).with_name("log.txt")
 

@@ -81,7 +81,7 @@ def run_kept(
 
 
 def begin_server() -> None:
-    """Start the process that ranks are forked from, unless it runs; it imports what they share."""
+    """Start the process that ranks are forked from, which imports what they share, before a first test wants it."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
 
@@ -96,8 +96,8 @@ class _World:
     """Ranks that wait for work."""
 
     def __init__(self, world_size: int) -> None:
-        begin_server()
         context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._ranks: list[Any] = []
         self._pipes: list[Any] = []
