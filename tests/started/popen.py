@@ -22,9 +22,10 @@ from started.become import fork
 from started.command import HASHES, Command, is_alike, read
 
 # Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
-# for its ranks' output and one for its alerts.
+# for its ranks' output and one for its alerts; torchrun one that says it is alive, and its store some without Python.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports",
-            "paceline-devices", "paceline-printer")  # fmt: skip
+            "paceline-devices", "paceline-printer", "RendezvousKeepAliveTimer")  # fmt: skip
+OF_A_STORE = "pt_tcpstore"
 COLD = subprocess.Popen
 MOST_KEPT = 4  # descriptors beside the three of standard streams
 NURSERY_SECONDS = 10.0  # in which it ends once its input does
@@ -148,5 +149,6 @@ def _close(started: subprocess.Popen[bytes], folder: str) -> None:
 
 def _may_fork() -> bool:
     """Return whether this process has no thread but harmless ones, and torch has not computed with several."""
-    known = [thread for thread in threading.enumerate() if thread.name in HARMLESS]
-    return len(list(Path("/proc/self/task").iterdir())) == len(known)
+    known = [thread for thread in threading.enumerate() if thread.name.startswith(HARMLESS)]
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return len([name for name in names if not name.startswith(OF_A_STORE)]) == len(known)

@@ -125,6 +125,14 @@ def test_nothing_is_computed_again_where_all_is_equal_or_no_rounding_can_help() 
     assert not seeds
 
 
+@pytest.mark.parametrize(("moves", "draws"), [(1e-7, 2), (1e-5, 8), (0.1, 8)])
+def test_what_is_far_more_off_than_two_draws_move_needs_no_more(moves: float, draws: int) -> None:
+    seeds: list[int] = []
+    found = [differing(1.0)]
+    assert beyond_rounding(found, "fp32", asked(moves, seeds), ALONE) == (found, None)
+    assert seeds == list(range(1, draws + 1))
+
+
 def test_a_chaotic_reference_leaves_fp32_aside_and_fp64_at_the_tolerances_of_fp32() -> None:
     for precision, off, is_left in (("fp32", 1e9, False), ("fp64", 9e-5, False), ("fp64", 1e9, True)):
         left, rounding = beyond_rounding([differing(off)], precision, asked(1e6), ALONE)
