@@ -15,21 +15,25 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-EXIT_SECONDS = 120.0  # in which a process ends after its last test; an idle machine takes less than one
-
 # Modules that tests import by a bare name: their helpers (distributed.py, tests_shared.py), and what benchmarks have in
 # common with them. Ranks inherit the path.
 HERE = str(Path(__file__).parent)
 PLACES = [str(Path(HERE, "helpers")), str(Path(HERE).parent / "benchmarks" / "shared"), HERE]
 for place in reversed(PLACES):
     sys.path.insert(0, place)
-from strict_json import be_strict  # noqa: E402
-
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PLACES, os.environ.get("PYTHONPATH", "")]))
 
 # Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
 # run of two threads beside others took eight times as long. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from started.side_by_side import (  # noqa: E402
+    EXIT_SECONDS,
+    are_shared,
+    pytest_addoption,  # noqa: F401
+    pytest_runtestloop,  # noqa: F401
+)
+from strict_json import be_strict  # noqa: E402
 
 # `nohup make test` has it ignored, and what tests start then goes on without its terminal, as it should.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -41,30 +45,39 @@ settings.load_profile("untimed")
 
 # Files that take longest, the longest first: they begin first, so that no worker ends alone with one of them.
 LONG = (
-    "docs/test_docs_examples.py", "mutations/test_planted_bugs.py", "run/survive/faults/test_faults.py",
-    "launch/test_recovery.py", "verify/low/test_low.py", "run/survive/faults/test_survivors_state.py",
-    "run/survive/faults/test_soak.py", "verify/test_verify_verb.py", "verify/story/test_story_sees.py",
-    "verify/rounding/test_conditioning.py", "verify/compare/test_compare.py", "run/survive/health/test_guard.py",
-    "run/loop/test_resume.py", "verify/story/test_story.py", "run/parallel/context/test_context.py",
-    "run/updates/test_optimizers.py", "benchmarks/test_benchmarks.py", "run/parallel/test_interface.py",
-    "run/parallel/test_tensor_parallel.py", "session/test_scripts.py", "run/parallel/test_adapters.py",
-    "launch/test_launched.py", "run/test_programs.py", "supervise/test_nodes.py",
-    "run/parallel/expert/test_experts.py", "run/parallel/pipeline/test_pipeline.py",
-    "run/parallel/data/test_packed_weights.py", "run/parallel/test_layouts.py",
-    "run/survive/health/test_second_look.py", "run/parallel/pipeline/test_pipeline_models.py",
-    "foreign/test_foreign_models.py", "run/survive/faults/test_faults_together.py", "task/adapt/test_distill.py",
-    "run/parallel/expert/test_moe_axes.py", "verify/compare/test_turns_proof.py", "run/test_kept.py",
-    "supervise/test_supervisor.py", "test_floors.py", "plan/search/test_search_axes.py",
-    "checkpoint/files/test_checkpoint_pieces.py", "run/numerics/test_invariants.py", "run/test_initial.py",
-    "run/test_model_folder.py", "session/test_python.py", "run/parallel/data/test_batch_norm.py",
-    "run/parallel/test_tensor_rules.py", "run/survive/saving/test_keeper.py",
-    "run/numerics/randomness/test_sample_randomness.py", "run/numerics/randomness/test_ways_to_draw.py",
-    "run/survive/health/test_stragglers.py", "run/survive/test_run_budget.py", "run/memory/test_offload.py",
-    "verify/process/test_every.py", "task/adapt/test_nf4.py", "verify/story/test_story_on_copies.py",
-    "launch/test_run_endings.py", "launch/test_storage_failures.py", "launch/test_forming_worlds.py",
-    "run/memory/test_exhausted.py", "foreign/test_odd_programs.py", "verify/loops/test_wrong_loops.py",
-    "session/confirm/test_confirm.py", "launch/test_unread_output.py", "launch/test_stopped_ranks.py",
-    "verify/test_no_false_alarm.py", "task/data/sources/test_shard_runs.py",
+    "docs/test_docs_examples.py", "mutations/test_planted_bugs.py", "verify/story/test_story_sees.py",
+    "session/test_scripts.py", "launch/test_launched.py", "run/numerics/test_no_values.py",
+    "run/survive/faults/test_faults.py", "run/parallel/context/test_context.py", "verify/rounding/test_conditioning.py",
+    "verify/story/test_story.py", "verify/low/test_low.py", "session/confirm/test_confirm_grown.py",
+    "run/survive/faults/test_survivors_state.py", "task/data/sources/test_shard_runs.py",
+    "benchmarks/test_benchmarks.py", "launch/test_recovery.py", "run/parallel/test_layouts.py",
+    "run/updates/test_optimizers.py", "run/survive/faults/test_soak.py", "verify/test_verify_verb.py",
+    "run/loop/test_resume.py", "launch/test_unread_output.py", "run/survive/health/test_second_look.py",
+    "supervise/test_nodes.py", "run/parallel/expert/test_experts.py", "run/parallel/test_adapters.py",
+    "run/test_wire_volumes.py", "run/survive/saving/test_keeper.py", "session/test_python.py",
+    "run/parallel/pipeline/test_pipeline.py", "run/survive/faults/test_faults_together.py",
+    "run/parallel/pipeline/test_pipeline_models.py", "run/parallel/test_tensor_parallel.py", "run/loop/test_replan.py",
+    "run/loop/test_host_waits.py", "run/test_programs.py", "run/parallel/test_interface.py",
+    "verify/test_no_false_alarm.py", "run/survive/health/test_guard.py", "run/loop/test_step.py",
+    "verify/compare/test_compare.py", "task/data/rows/test_any_data.py", "run/memory/test_offload.py",
+    "supervise/test_supervisor.py", "foreign/test_odd_programs.py", "cluster/here/test_waiting.py",
+    "launch/test_storage_failures.py", "run/numerics/randomness/test_sample_randomness.py",
+    "task/data/sources/test_sequence_pairs.py", "launch/test_run_endings.py",
+    "task/data/sources/tables/test_filled_prices.py", "verify/compare/test_turns_proof.py",
+    "verify/loops/test_loops_rounding.py", "simulate/test_simulate_verb.py", "task/data/test_any_schedule.py",
+    "test_floors.py", "task/data/test_rows_together.py", "run/numerics/test_invariants.py",
+    "task/data/storage/test_cold_reads.py", "run/parallel/data/test_packed_weights.py",
+    "run/survive/faults/test_decided_and_lost.py", "run/parallel/data/test_batch_norm.py", "task/adapt/test_distill.py",
+    "run/survive/test_replay.py", "session/verbs/test_evaluating.py", "plan/explain/test_screen.py",
+    "plan/test_planned.py", "verify/process/test_every.py", "run/numerics/randomness/test_compiled_draws.py",
+    "run/parallel/test_given.py", "run/survive/faults/test_notices_after_faults.py", "run/loop/test_rows.py",
+    "run/survive/test_listener.py", "run/survive/test_run_budget.py", "verdict/test_verdict.py",
+    "run/loop/test_turns.py", "run/survive/health/test_less_work.py", "verify/loops/test_wrong_loops.py",
+    "task/models/test_chunked_head.py", "run/test_kept.py", "run/parallel/expert/test_moe_axes.py",
+    "run/record/test_clock_set_meanwhile.py", "run/survive/saving/test_memory_tier.py",
+    "plan/explain/test_compare_clusters.py", "run/parallel/expert/test_own_experts.py",
+    "verify/loops/test_right_loops.py", "run/test_initial.py", "run/memory/test_exhausted.py", "backtest/test_fit.py",
+    "plan/search/test_search.py", "session/test_prompt.py",
 )  # fmt: skip
 
 
@@ -75,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if f"{item.path.relative_to(HERE)}::{item.name}" in deep:
             item.add_marker(pytest.mark.deep)
-    if items and hasattr(items[0].config, "workerinput"):  # of several that share the files; alone they come as asked
+    if items and are_shared(items[0].config):  # alone they come as asked
         places = {str(Path(HERE, name)): place for place, name in enumerate(LONG)}
         assert not (gone := [path for path in places if not Path(path).exists()]), f"LONG names what is gone: {gone}"
         items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
@@ -84,21 +97,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     import torch
 
+    # Asked in another way, CUDA could be used in no process that is forked from this one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start what processes that run side by side share: it imports while tests are collected."""
+    if are_shared(session.config):
+        from distributed import begin_server
+        from orphans import watch
+        from started.popen import begin_nursery
+
+        watch()
+        begin_nursery()
+        begin_server()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at."""
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at.
+
+    What pytest makes of their files is kept for the next run of all, also where PYTHONDONTWRITEBYTECODE is set.
+    """
     gc.disable()
+    sys.dont_write_bytecode, before = (
+        sys.dont_write_bytecode and not are_shared(session.config),
+        sys.dont_write_bytecode,
+    )
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = before
         gc.enable()
         gc.collect()
         gc.freeze()
+        if are_shared(session.config):
+            from started.popen import nursery
+
+            nursery()  # is ready for all of them
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import graphlib
 import json
 import re
@@ -110,14 +111,14 @@ def called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def imports_of(tree: ast.Module, module: str) -> list[Import]:
-    """Return the module's imports of anything, in order."""
+def imports_of(tree: ast.Module, module: str, has_types: bool) -> list[Import]:
+    """Return the module's imports of anything, in order; `has_types` says whether some may be for types alone."""
     package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
     found: list[Import] = []
 
     def visit(node: ast.AST, at_module_level: bool) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            if has_types and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 for inner in child.body:
                     visit(ast.Module([inner], []), False)
                 for inner in child.orelse:
@@ -284,15 +285,44 @@ def body_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
     return node.body[1:] if ast.get_docstring(node) is not None else node.body
 
 
+def in_order(tree: ast.AST) -> tuple[list[ast.AST], dict[ast.AST, tuple[int, int]]]:
+    """Return all nodes of a tree as they are written, and where among them each begins and ends with those below it."""
+    order, spans = list[ast.AST](), dict[ast.AST, tuple[int, int]]()
+
+    def visit(node: ast.AST) -> None:
+        begins = len(order)
+        order.append(node)
+        for name in node._fields:
+            held = getattr(node, name, None)
+            for each in held if isinstance(held, list) else (held,):
+                if isinstance(each, ast.AST):
+                    visit(each)
+        spans[node] = begins, len(order)
+
+    visit(tree)
+    return order, spans
+
+
 @functools.cache
 def contents(path: Path) -> Contents:
     """Return what a file's code holds, which is parsed once for all tests."""
+    gc.disable()  # of a tree nothing is garbage
+    try:
+        return contents_of(path)
+    finally:
+        gc.enable()
+
+
+def contents_of(path: Path) -> Contents:
+    """Return what a file's code holds."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
+    order, spans = in_order(tree)
+    kinds = [type(node) for node in order]
     module = module_name(path) if path.is_relative_to(ROOT) else ""
     lines, functions = text.split("\n"), list[Function]()
     used, read, named = set[str](), set[str](), set[tuple[str | None, str]]()
-    for node in ast.walk(tree):
+    for node in order:
         if isinstance(node, ast.Name):
             used.add(node.id)
             if isinstance(node.ctx, ast.Load):
@@ -309,13 +339,14 @@ def contents(path: Path) -> Contents:
             used.update(alias.name for alias in node.names)
             named.update((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            kinds = [type(part) for whole in body_of(node) for part in ast.walk(whole)]
+            body = [spans[each] for each in body_of(node)]
+            within = kinds[body[0][0] : body[-1][1]] if body else []
             own = lines[node.lineno - 1 : node.end_lineno]
             name = f"{module}:{node.lineno} {node.name}"
-            functions.append(Function(name, len(own), "\n".join(own), hash(tuple(kinds)), len(kinds)))
+            functions.append(Function(name, len(own), "\n".join(own), hash(tuple(within)), len(within)))
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
                if not node.decorator_list or isinstance(node, ast.ClassDef)}  # fmt: skip
-    imports = tuple(imports_of(tree, module)) if module else ()
+    imports = tuple(imports_of(tree, module, "TYPE_CHECKING" in text)) if module else ()
     return Contents(imports, tuple(functions), tuple(constants(tree)), frozenset(defined), frozenset(used),
                     frozenset(read), frozenset(named))  # fmt: skip
 

@@ -21,6 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -30,7 +31,14 @@ LOOK_SECONDS = 1.0  # between two looks at the load, while ranks are waited for
 COLLECTIVE_LIMIT = timedelta(hours=3)  # never reached: who waits for the ranks knows how loaded the machine is
 TIMEOUT_SECONDS = 60.0
 # What ranks import again with the file of their test; the last says that all is there.
-PRELOADED = ["pytest", "hypothesis", "tests_shared", "transformers.models.llama.modeling_llama", "warm"]
+PRELOADED = [
+    "pytest",
+    "hypothesis",
+    "tests_shared",
+    "transformers.models.llama.modeling_llama",
+    "started.ranks",
+    "warm",
+]
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
 FIRST_SEED = 67280421310721  # of torch's generator before anybody seeds it
@@ -70,6 +78,12 @@ def run_kept(
     except BaseException:
         _KEPT.pop(world_size).close()
         raise
+
+
+def begin_server() -> None:
+    """Start the process that ranks are forked from, which imports what they share, before a first test wants it."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 def end_kept() -> None:

@@ -10,11 +10,16 @@ import gc
 import torch._dynamo  # of which DTensor's first use would import it
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.debug
 import torch.distributed.tensor.parallel  # noqa: F401
 
+import paceline.launch.run
 import paceline.launch.worker
 import paceline.run.loop.training
-import paceline.verify.process.checks  # noqa: F401
+import paceline.verify.compare.in_a_group
+import paceline.verify.process.checks
+import paceline.verify.process.worker  # noqa: F401
 
 gc.collect()
 gc.freeze()  # or every rank's collections would go through all of it, and so copy it

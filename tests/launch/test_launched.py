@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import MARK
 from runs import environment, paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+from started.popen import Warm
 
 from paceline.errors import ConfigError
 from paceline.launch.here import node_here, place_here
@@ -35,13 +33,13 @@ seconds = "3 s"
 
 
 class Started:
-    """What a launcher has started, known by a mark in its environment."""
+    """What a launcher has started, known by the folder that it runs in, which nothing else does."""
 
-    def __init__(self, command: list[str], said: Path) -> None:
-        self.mark = secrets.token_hex(8)
-        with said.open("w") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, text=True, env=environment(**{MARK: self.mark}), process_group=0
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.folder = folder.resolve()
+        with (folder / "said").open("w") as out:
+            self.process = Warm(
+                command, stdout=out, stderr=out, text=True, env=environment(), process_group=0, cwd=folder
             )
 
     def running(self) -> dict[str, int]:
@@ -49,7 +47,7 @@ class Started:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                is_one = f"{MARK}={self.mark}" in (folder / "environ").read_text(errors="replace")
+                is_one = (folder / "cwd").readlink() == self.folder
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 if is_one and state not in "ZX":
                     found[(folder / "comm").read_text().strip()] = int(folder.name)
@@ -81,7 +79,7 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[St
     if isinstance(request.param, str):
         (tmp_path / "faults.toml").write_text(request.param)
         options += ["--faults", str(tmp_path / "faults.toml")]
-    begun = Started([*TORCHRUN, "-m", "paceline", "train", str(spec), *options], tmp_path / "said")
+    begun = Started([*TORCHRUN, "-m", "paceline", "train", str(spec), *options], tmp_path)
     try:
         yield begun, run_dir
     finally:

@@ -17,7 +17,7 @@ READ_AT_IMPORT = (
 )  # fmt: skip
 # What Hugging Face's libraries read (HF_, TRANSFORMERS_) is read by the command: the warm process has none of them.
 # But for those that are read later, or that `become` heeds. torchrun's are told to its workers.
-HEEDED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_")
+HEEDED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_")
 COERCED = ("LC_CTYPE", "C.UTF-8")  # which Python says itself where nothing says it (PEP 538)
 HASHES = ("PYTHONHASHSEED", "0")  # which a warm process has, as ranks have; for who asks for none it is as good as any
 SHADOWS = ("paceline", "torch", "numpy", "sitecustomize.py", "usercustomize.py")

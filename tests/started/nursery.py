@@ -23,8 +23,9 @@ from strict_json import be_strict
 
 from started.become import PRISTINE, ROOMS, Aside, fork
 from started.command import read
-from started.popen import MOST_KEPT, Nested
+from started.popen import COLD, MOST_KEPT, Nested
 from started.pristine import Pristine
+from started.whole import TORCH_FREE, import_rooms
 
 MOST_BYTES = 1 << 16
 
@@ -39,9 +40,14 @@ def main() -> None:
     for number in (signal.SIGCHLD, signal.SIGINT):  # Ctrl-C is the test runner's
         signal.signal(number, lambda number, frame: None)
     subprocess.Popen = Nested  # type: ignore[misc]
+    for module in list(sys.modules.values()):  # torchrun's has it under a name of its own
+        names = getattr(module, "__dict__", {})
+        if names.get("Popen") is COLD:
+            names["Popen"] = Nested
+    be_strict()
+    import_rooms(*TORCH_FREE)
     assert not {"huggingface_hub", "transformers"} & set(sys.modules), "they have read the environment (command.py)"
     ROOMS.append(Aside("torch"))
-    be_strict()
     PRISTINE.append(Pristine("paceline"))
     gc.collect()
     gc.freeze()  # or every process's collections would go through, and so copy, all that this one holds

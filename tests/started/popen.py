@@ -22,9 +22,10 @@ from started.become import fork
 from started.command import HASHES, Command, is_alike, read
 
 # Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
-# for its ranks' output and one for its alerts.
+# for its ranks' output and one for its alerts; torchrun one that says it is alive, and its store some without Python.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports",
-            "paceline-devices", "paceline-printer")  # fmt: skip
+            "paceline-devices", "paceline-printer", "RendezvousKeepAliveTimer")  # fmt: skip
+OF_A_STORE = "pt_tcpstore"
 COLD = subprocess.Popen
 MOST_KEPT = 4  # descriptors beside the three of standard streams
 NURSERY_SECONDS = 10.0  # in which it ends once its input does
@@ -116,15 +117,22 @@ def nursery_environment() -> dict[str, str]:
 
 
 @functools.cache
-def nursery() -> tuple[str, int]:
-    """Return the address and the number of this process's nursery, which it starts once."""
+def begin_nursery() -> tuple[subprocess.Popen[bytes], str]:
+    """Return the nursery, which is started once and may not be ready yet, and its address."""
     folder = tempfile.mkdtemp(prefix="nursery-")
     path = str(Path(folder, "at"))
     started = COLD([sys.executable, "-m", "started.nursery", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                    env=nursery_environment(), cwd=folder)  # fmt: skip
+    atexit.register(_close, started, folder)
+    return started, path
+
+
+@functools.cache
+def nursery() -> tuple[str, int]:
+    """Return the address and the number of this process's nursery, or of the one of who has forked it."""
+    started, path = begin_nursery()
     assert started.stdout is not None
     assert started.stdout.readline(), "the nursery has ended"
-    atexit.register(_close, started, folder)
     return path, started.pid
 
 
@@ -141,5 +149,6 @@ def _close(started: subprocess.Popen[bytes], folder: str) -> None:
 
 def _may_fork() -> bool:
     """Return whether this process has no thread but harmless ones, and torch has not computed with several."""
-    known = [thread for thread in threading.enumerate() if thread.name in HARMLESS]
-    return len(list(Path("/proc/self/task").iterdir())) == len(known)
+    known = [thread for thread in threading.enumerate() if thread.name.startswith(HARMLESS)]
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return len([name for name in names if not name.startswith(OF_A_STORE)]) == len(known)

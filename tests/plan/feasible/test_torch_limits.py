@@ -87,8 +87,8 @@ def test_what_an_older_torch_lacks(
     for found, needed in zip(because, (ep, zero_bubble_needs), strict=True):
         assert (found is None) == (needed is None)
         assert found is None or (f"needs torch {needed}, " in found and "and torch 2.1" in found)
-    plans = plans_of(search(mixture, cluster(8), PlanSpec(), batch_samples=64, steps=10))
-    assert {plan.layout.ep for plan in plans} == ({1} if ep else {1, 2, 4, 8})
+    plans = plans_of(search(mixture, cluster(4), PlanSpec(), batch_samples=8, steps=10))
+    assert {plan.layout.ep for plan in plans} == ({1} if ep else {1, 2, 4})
     assert ("zero-bubble" in {plan.schedule for plan in plans}) == (zero_bubble_needs is None)
 
 

@@ -32,7 +32,7 @@ SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 MIXTURE = opened(profile(8, heads=8, kv_heads=4, experts=8, expert_parameters=800_000, routed_elements=1e5))
 
 
-def found(model: ModelProfile = SHAPE, devices: int = 8, batch: int = 64, **changes: object) -> SearchResult:
+def found(model: ModelProfile = SHAPE, devices: int = 8, batch: int = 16, **changes: object) -> SearchResult:
     where = changes.pop("where", None) or cluster(devices)
     return search(model, where, PlanSpec(**changes), batch_samples=batch, steps=10)
 
@@ -124,7 +124,7 @@ def test_what_is_demanded_and_cannot_be_had() -> None:
     with pytest.raises(ConfigError, match=r"plan\.tp = 4 and plan\.pp = 4"):
         found(tp=4, pp=4)
     with pytest.raises(DoesNotFit) as error:
-        found(pp=8, micro_batch=16)
+        found(batch=64, pp=8, micro_batch=16)
     assert "do not fill a pipeline of 8 (1f1b); 8 do" in error.value.because
 
 

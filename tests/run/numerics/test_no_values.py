@@ -63,14 +63,14 @@ def steps(task: Task, plan: Plan, count: int = 3) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_host_asks_for_one_vector_a_step_and_for_nothing_else(without_values: Callable[[], int], name: str) -> None:
     changes, of_plan = CASES[name]
-    assert steps(decoder_task(**changes), plan_of(Layout(), **of_plan)) == []
+    assert steps(decoder_task(**changes), plan_of(Layout(), batch=5, **of_plan)) == []
     assert without_values() == 3
 
 
 def test_adafactor_asks_for_the_norms_of_each_parameter(without_values: Callable[[], int]) -> None:
     """torch's own rule does, and the guide says so; the update that a proof holds a run to is that one."""
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
-        steps(decoder_task(optimizer=OptimizerSpec(name="adafactor", lr=1e-3)), plan_of(Layout()))
+        steps(decoder_task(optimizer=OptimizerSpec(name="adafactor", lr=1e-3)), plan_of(Layout(), batch=5))
 
 
 def test_a_step_whose_health_is_measured_waits_where_its_numbers_are_told(without_values: Callable[[], int]) -> None:
@@ -78,7 +78,7 @@ def test_a_step_whose_health_is_measured_waits_where_its_numbers_are_told(withou
 
     The numbers are asked for once the next step has been made.
     """
-    world, task, plan = World(0, 1, 0, NO_VALUES), decoder_task(), plan_of(Layout())
+    world, task, plan = World(0, 1, 0, NO_VALUES), decoder_task(), plan_of(Layout(), batch=5)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=2)
     stream = BatchStream(task.data, task.seed, plan, 0, NO_VALUES)

@@ -21,7 +21,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 
-STEPS = 50
+STEPS, FEW = 50, 10
 REPLICATED = [Layout(dp_replicate=2), Layout(dp_replicate=4)]
 SHARDED = [Layout(dp_shard=2), Layout(dp_shard=4), Layout(dp_replicate=2, dp_shard=2)]
 CASES = [(layout, 3) for layout in REPLICATED] + [(layout, zero) for layout in SHARDED for zero in (1, 2, 3)]
@@ -134,8 +134,8 @@ WHOLE = [Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=2), Layout(cp=2), L
 def test_whole_gradients_reduced_once_are_those_of_one_device(layout: Layout, one_device: list[tuple]) -> None:
     plan = fp64(layout, zero=3, whole_gradients=True)
     assert plan.accumulation > 1
-    ranks = run_kept(curve, layout.devices, decoder_task(), plan, STEPS)
-    assert_curves_close(ranks[0], one_device)
+    ranks = run_kept(curve, layout.devices, decoder_task(), plan, FEW)
+    assert_curves_close(ranks[0], one_device[:FEW])
 
 
 def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:

@@ -65,7 +65,7 @@ LAST = decoder_task(model=ChannelsLast, optimizer=DENSE.optimizer, objective="ne
 
 
 def plan_in(layout: Layout, dtype: str = "bf16", **changes: Any) -> Plan:
-    return plan_of(layout, precision=dtype, **changes)
+    return plan_of(layout, batch=7, precision=dtype, **changes)
 
 
 def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:

@@ -10,7 +10,7 @@ from runs import write_corpus
 
 from paceline.cli.main import main
 from paceline.spec.plan import Plan
-from paceline.spec.proof.records import CheckProof
+from paceline.spec.proof.records import CheckProof, FirstDifference
 from paceline.supervise.supervisor import Outcome
 from paceline.verify.process import start, worker
 from paceline.verify.process.group import Job, Result, _failure
@@ -107,3 +107,27 @@ def test_parts_after_one_that_failed_are_left_out_and_those_before_it_are_not(tm
     worker._tell(told, 2, failed=died)
     assert worker._still_asked(rows, [0, 1], told) == [1], "the part before it may say more"
     assert worker._lines(told)[-1] == {"job": 0, "failed": died}
+
+
+def test_parts_after_one_that_is_not_equal_are_left_out_too(
+    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [worker.Row(tmp_path, Plan(), "steps", False, 1, number) for number in (3, 0, 2, 1)]
+    told = tmp_path / "result.jsonl"
+    told.touch()
+    worker._tell(told, 1, result={"equal": True})
+    assert worker._still_asked(rows, [0, 2, 3], told) == [0, 2, 3]
+    worker._tell(told, 2, result={"equal": False})
+    assert worker._still_asked(rows, [0, 3], told) == [3]
+    assert worker._lines(told)[-1] == {"job": 0, "result": {"equal": False}}
+
+    def run(jobs: Sequence[Job], *_: object, **__: object) -> Iterator[Result]:
+        numbers = {"relative": 1.0, "ratio": 2.0, "ours": 2.0, "reference": 1.0}
+        first = FirstDifference("loss", "loss", 1, 0, **numbers, copies_agree=True, tensors=("loss",),
+                                tensors_in_all=1, family="forward pass", likely="a word")  # fmt: skip
+        yield CheckProof(False, "fp64", 1, 0.1, {"loss": 1.0}, first)
+        raise AssertionError("nobody reads the parts after it")
+
+    monkeypatch.setattr(start, "run_jobs", run)
+    assert main(command) == 4
+    assert "likely cause (forward pass): a word" in " ".join(capsys.readouterr().err.split())

@@ -36,6 +36,8 @@ from paceline.verify.story.plans import (
 )
 from paceline.verify.twin.task import twin_plan
 
+TWO_LAYERS = dataclasses.replace(decoder_task().model, layers=2)
+
 
 def expert_task() -> Task:
     """Return a small mixture of experts whose balance is kept by a bias, which is a buffer."""
@@ -148,7 +150,7 @@ CORRECT: dict[str, Plan] = {
 def correct_task(case: str) -> Task:
     if case.startswith("experts"):
         return expert_task()
-    changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
+    changes: dict[str, Any] = {"model": TWO_LAYERS, "optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
     if case == "growing batch":
         changes["growth"] = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "steps"), Amount(64, "samples")),))
     if case == "growing by samples":

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, coarse_plan, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.assemble import Assembled
@@ -29,7 +29,7 @@ from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec, Piece
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.steps.update import GroupSpec, OptimizerSpec
-from paceline.spec.task import Task
+from paceline.spec.task import ModelSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.data.order import many_steps
 from paceline.units import Amount
@@ -37,6 +37,9 @@ from paceline.verify.process.checks import CHECKS
 
 Patch = pytest.MonkeyPatch
 RATE, COPIES = OptimizerSpec(lr=3e-3, eps=1e-4), Layout(dp_replicate=2)
+# What is seen here is no matter of depth, and each story is told again and again where it is not equal.
+SHALLOW = ModelSpec("llama-1m", hidden=32, layers=1, heads=4, kv_heads=2, ffn=40, vocab=VOCAB)
+TWO_LAYERS = dataclasses.replace(SHALLOW, layers=2)  # a stage needs one
 
 
 def grows_late(patch: Patch) -> None:
@@ -139,10 +142,10 @@ def told(cases: tuple[Seen, ...]) -> list[CheckProof]:
     """Return what the story says of each mistake, in the ranks that are running."""
     world, found = join_world("cpu", threads=1), []
     for case in cases:
-        task: Task = decoder_task(**{"optimizer": RATE, **case.task})
+        task: Task = decoder_task(**{"model": SHALLOW, "optimizer": RATE, **case.task})
         with Patch.context() as patch:
             case.plant(patch)
-            plan = plan_of(case.layout, batch=9, precision="fp64")
+            plan = coarse_plan(case.layout, batch=9, precision="fp64")
             found.append(CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3))
     return found
 
@@ -171,8 +174,8 @@ SELECTING = [
 def stories(cases: list[tuple[dict[str, Any], Layout]]) -> list[CheckProof]:
     """Return the stories of tasks, without a mistake."""
     world = join_world("cpu", threads=1)
-    tasks = [decoder_task(**{"optimizer": RATE, **changes}) for changes, _ in cases]
-    plans = [plan_of(layout, batch=9, precision="fp64") for _, layout in cases]
+    tasks = [decoder_task(**{"model": TWO_LAYERS, "optimizer": RATE, **changes}) for changes, _ in cases]
+    plans = [coarse_plan(layout, batch=9, precision="fp64") for _, layout in cases]
     return [CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3) for task, plan in zip(tasks, plans, strict=True)]
 
 
@@ -289,11 +292,11 @@ def restores_second_moments_larger(patch: Patch) -> None:
 
 
 def restored_in_fp32(plants: tuple[Callable[[Patch], None], ...]) -> CheckProof:
-    task, world = decoder_task(optimizer=RATE), join_world("cpu", threads=1)
+    task, world = decoder_task(model=SHALLOW, optimizer=RATE), join_world("cpu", threads=1)
     with Patch.context() as patch:
         for plant in plants:
             plant(patch)
-        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp32"), world, task.data, SEQ_LEN, 3)
+        return CHECKS["story"](task, coarse_plan(COPIES, batch=9, precision="fp32"), world, task.data, SEQ_LEN, 3)
 
 
 def test_small_moments_are_seen_in_fp32_beside_counts_of_updates() -> None:

@@ -222,7 +222,8 @@ def _floor(reference: ReadTensors, start: ReadTensors) -> float:
 
 def _square(tensor: torch.Tensor) -> float:
     """Return the sum of the squares of the numbers that are finite."""
-    return float(tensor.where(tensor.isfinite(), 0.0).square().sum())
+    found = float(tensor.square().sum())
+    return found if math.isfinite(found) else float(tensor.where(tensor.isfinite(), 0.0).square().sum())
 
 
 def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,11 +247,14 @@ def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float, stored: 
         return math.inf, math.nan, math.nan, math.nan
     if not ours.numel():
         return 0.0, 1.0, 0.0, 0.0
-    alike = (ours == reference) | (ours.isnan() & reference.isnan())
-    difference = (ours - reference).masked_fill(alike, 0.0).flatten()
+    difference = (ours - reference).flatten()
+    norm = float(difference.norm())
+    if not math.isfinite(norm):
+        alike = (ours == reference) | (ours.isnan() & reference.isnan())
+        difference = difference.masked_fill(alike.flatten(), 0.0)
+        norm = float(difference.norm())
     size = math.sqrt(_square(reference))
     at = int(difference.abs().argmax())
-    norm = float(difference.norm())
     relative = norm / max(max(size, floor) + stored, 1e-300)
     ratio = math.sqrt(_square(ours)) / size if size else (math.nan if norm else 1.0)
     return relative, ratio, float(ours.flatten()[at]), float(reference.flatten()[at])

@@ -62,9 +62,9 @@ def run_jobs(
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
     the jobs that are left run all the same: one layout that fails says nothing of the next. Where all are parts of one
-    proof, `until_failed`, those after it have its error, and do not run. A story that goes on where
-    weights are in parts, and meets a model that needs them whole, is told again on copies. The process that forks
-    their ranks is itself forked from `standby`, where there is one, and imports nothing then.
+    proof, `until_failed`, those after the first that fails or is not equal have its error or result, and do not run. A
+    story that goes on where weights are in parts, and meets a model that needs them whole, is told again on copies. The
+    process that forks their ranks is itself forked from `standby`, where there is one, and imports nothing then.
     """
     jobs = list(jobs)
     results: dict[int, Result] = {}

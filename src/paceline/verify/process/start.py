@@ -171,7 +171,7 @@ def verify_plan(
     scope: str = WHOLE,
     standby: StartsApart | None = None,
 ) -> Proof:
-    """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
+    """Return the proof of a plan: the worst differences over its parts up to the first of which one is too large."""
     began = time.perf_counter()
     if rounds_inside(spec.task.optimizer):
         # The last digit of an fp32 gradient decides how Muon's bf16 rounds: only fp64 tells a mistake from that.
@@ -184,6 +184,8 @@ def verify_plan(
                 raise _ended(result, plan, jobs, results) from result
             break  # a run of wrong numbers ends as it must; what the parts before it named says more
         results.append(result)
+        if not result.equal:
+            break
     return proof_of(plan, jobs, results, steps, time.perf_counter() - began)
 
 

@@ -1,9 +1,9 @@
 """The process of proofs: `python -m paceline.verify.process.worker REQUEST RESULT`, one for any number of ranks.
 
 REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps, number: which part of the
-proof}], until_failed: whether parts after one that fails are left out}, plans of the most ranks first. RESULT gets a
-line of JSON for each job, as soon as it is done: {job: its place, result: the comparison's record}, or {job: its place,
-failed: how its ranks ended}.
+proof}], until_failed: whether parts after one that fails or is not equal are left out}, plans of the most ranks first.
+RESULT gets a line of JSON for each job, as soon as it is done: {job: its place, result: the comparison's record}, or
+{job: its place, failed: how its ranks ended}; for a part that is left out, that of the part which it is left out for.
 
 The process imports all that a proof needs, once, and forks the ranks for every few jobs: imports are seconds of
 computing per process, and nearly all that a small proof takes. What forked ranks leave behind ends with them: torch's
@@ -99,33 +99,40 @@ def _in_turn(
     while (number := next_group()) is not None:
         left = list(groups[number])
         while left := _still_asked(rows, left, result_path) if until_failed else left:
-            outcome = _in_forks({place: rows[place] for place in left}, read, result_path)
+            outcome = _in_forks({place: rows[place] for place in left}, read, result_path, until_failed)
             if outcome.exit_code in STOPPED:
                 return outcome.exit_code
             told = _told(result_path)
             left = [place for place in left if place not in told]
-            if left:  # the next one of them is the one that failed
+            if left and outcome.exit_code:  # the next one of them is the one that failed
                 _tell(result_path, left.pop(0), failed=dataclasses.asdict(outcome))
     return 0
 
 
 def _still_asked(rows: Sequence[Row], places: Sequence[int], result_path: Path) -> list[int]:
-    """Return the places of the jobs that come before the first part that has failed; what comes after has failed so.
+    """Return the places of the jobs before the first part that has failed or is not equal; those after it end as it.
 
     Who reads the proof goes through its parts in their order, and ends at that one.
     """
-    failed = [
-        (rows[told["job"]].number, told["failed"])
+    wrong = [
+        (rows[told["job"]].number, {name: told[name] for name in ("failed", "result") if name in told})
         for told in _lines(result_path)
-        if "failed" in told and (told["failed"]["error"] or {}).get("error") != NeedsWholeWeights.__name__
+        if not _is_passed(told)
     ]
-    if not failed:
+    if not wrong:
         return list(places)
-    first, how = min(failed, key=lambda each: each[0])
+    first, how = min(wrong, key=lambda each: each[0])
     for place in places:
         if rows[place].number > first:
-            _tell(result_path, place, failed=how)
+            _tell(result_path, place, **how)
     return [place for place in places if rows[place].number < first]
+
+
+def _is_passed(told: dict[str, Any]) -> bool:
+    """Return whether the parts after one go on to be asked; a story that is told again otherwise has not failed."""
+    if "failed" in told:
+        return (told["failed"]["error"] or {}).get("error") == NeedsWholeWeights.__name__
+    return bool(told["result"]["equal"])
 
 
 def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
@@ -182,15 +189,15 @@ def _named_sources(data: object) -> dict[str, str]:
             for number, part in enumerate(parts) if names_object(part.source)}  # fmt: skip
 
 
-def _in_forks(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> Outcome:
+def _in_forks(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, until_failed: bool) -> Outcome:
     """Compare the jobs' plans, by the places of the jobs, in forked ranks and return how these ended."""
-    work = functools.partial(guarded, functools.partial(_compare_all, rows, read, result_path))
+    work = functools.partial(guarded, functools.partial(_compare_all, rows, read, result_path, until_failed))
     ranks = next(iter(rows.values())).plan.layout.devices
     return supervise_started(functools.partial(fork, work), ranks, os.environ)
 
 
-def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> None:
-    """Compare plans of one number of ranks, in one world."""
+def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, until_failed: bool) -> None:
+    """Compare plans of one number of ranks, in one world; `until_failed`, none after the first part that is unequal."""
     from paceline.run.process.world import join_world
     from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
@@ -200,12 +207,15 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
     alone = numbers_of_one(list(rows.values()), read) if is_asked else {}
     _import_again(list(rows.values()), read)
     world = join_world("cpu", threads=1, place=place)
+    unequal: Row | None = None
     for (path, masked), group in itertools.groupby(rows.items(), key=lambda item: _data_of(item[1])):
         task = read.task(path)
         _load_named(task)
         kept: dict[Any, Any] = {}
         source = read.source(task, masked)
         for job, row in group:
+            if unequal is not None and row.number > unequal.number:
+                continue  # `_still_asked` tells of it
             own = read.task(path)  # a module that the task holds as an object is laid out and trained in place
             given = (row.plan, source, source.items_per_sample)
             known = alone.pop((path, masked), None)
@@ -216,6 +226,8 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
                 result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
                 _tell(result_path, job, result=dataclasses.asdict(result))
+            if until_failed and not result.equal and (unequal is None or row.number < unequal.number):
+                unequal = row
     world.wait()
 
 

@@ -34,6 +34,7 @@ DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single numb
 MARGIN = 6.0
 FEW_DRAWS = 2  # of them, enough for a first step in fp64, where chaos has not begun
 FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more draws
+VERY_FAR = 1e6  # the same in later steps and in fewer bits, where a few draws may say too little, and more are costly
 # The gradient norm of a step that moves by so many units in its last place is that of chaos: movements there have no
 # typical size, and only fp64 says something of this step and those after it, at fp32's tolerances.
 CHAOS = 2.0**20
@@ -208,22 +209,29 @@ def _movement(
     A difference is what it returns of a device whose numbers are others when it computes the same once more.
     """
     narrowest, first = again.narrowest(), wrong[0]
+    steps, last = max(1, first.step), max(d.step for d in wrong)
+    is_early = first.step <= 1 and narrowest.dtype == torch.float64
 
-    def moved(draws: int, steps: int) -> dict[Differing, float]:
-        return _root_mean_square(
-            [list(again.moved(narrowest.dtype, seed, max(1, steps))) for seed in range(1, draws + 1)]
-        )
+    def drawn(seeds: range, steps: int) -> list[list[Difference]]:
+        return [list(again.moved(narrowest.dtype, seed, steps)) for seed in seeds]
 
-    few = FEW_DRAWS if first.step <= 1 and narrowest.dtype == torch.float64 else DRAWS
-    found = moved(few, first.step)
-    size, last = found.get(_place(first), 0.0), max(d.step for d in wrong)
-    if size and first.relative > FAR * MARGIN * size:
+    def is_far(by: float, draws: Sequence[Iterable[Difference]]) -> bool:
+        size = _root_mean_square(draws).get(_place(first), 0.0)
+        return bool(size) and first.relative > by * MARGIN * size
+
+    draws = drawn(range(1, FEW_DRAWS + 1), steps)
+    if is_far(FAR if is_early else VERY_FAR, draws):
         return None
+    if not is_early:
+        draws += drawn(range(FEW_DRAWS + 1, DRAWS + 1), steps)
+        if is_far(FAR, draws):
+            return None
     # After the draws, so that memory which nobody wrote holds something else by now.
-    itself = [d for d in beyond_tolerance(again.repeated(max(1, first.step)), precision) if not _is_alike(d)]
+    itself = [d for d in beyond_tolerance(again.repeated(steps), precision) if not _is_alike(d)]
     if itself:
         return dataclasses.replace(itself[0], is_reproducible=False)
-    return narrowest, found if few == DRAWS and last <= first.step else moved(DRAWS, last)
+    whole = draws if len(draws) == DRAWS and last <= steps else drawn(range(1, DRAWS + 1), max(1, last))
+    return narrowest, _root_mean_square(whole)
 
 
 def _chaos(moved: Mapping[Differing, float], dtype: torch.dtype) -> float:
