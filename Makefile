@@ -30,7 +30,7 @@ test: style  ## lint, types and the tests
 
 # Types are checked beside the tests, which leave a core idle now and then; what is wrong with them is told at once.
 tested: compiled
-	$(BIN) -m pytest -m "not deep" --workers=$(WORKERS)
+	$(BIN) -m pytest -m "not deep" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-deep: $(VENV)/.test  ## the heavier sweeps too
 	$(BIN) -m pytest
@@ -59,9 +59,10 @@ types: $(VENV)/.test
 	$(BIN) -m mypy
 
 # Bytecode of all sources, also where PYTHONDONTWRITEBYTECODE is set: hundreds of processes of the tests would compile
-# them again.
+# them again. Of tests it is what their plain imports take, and what pytest makes of them when it collects them.
 compiled: $(VENV)/.test
 	@$(BIN) -m compileall -q src tests benchmarks
+	@PYTHONDONTWRITEBYTECODE= $(BIN) -m pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; false; }
 
 format: $(VENV)/.test  ## let ruff rewrite what it can
 	$(BIN) -m ruff check --fix .

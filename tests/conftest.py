@@ -15,25 +15,21 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+EXIT_SECONDS = 120.0  # in which a process ends after its last test; an idle machine takes less than one
+
 # Modules that tests import by a bare name: their helpers (distributed.py, tests_shared.py), and what benchmarks have in
 # common with them. Ranks inherit the path.
 HERE = str(Path(__file__).parent)
 PLACES = [str(Path(HERE, "helpers")), str(Path(HERE).parent / "benchmarks" / "shared"), HERE]
 for place in reversed(PLACES):
     sys.path.insert(0, place)
+from strict_json import be_strict  # noqa: E402
+
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PLACES, os.environ.get("PYTHONPATH", "")]))
 
 # Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
 # run of two threads beside others took eight times as long. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-from started.side_by_side import (  # noqa: E402
-    EXIT_SECONDS,
-    are_shared,
-    pytest_addoption,  # noqa: F401
-    pytest_runtestloop,  # noqa: F401
-)
-from strict_json import be_strict  # noqa: E402
 
 # `nohup make test` has it ignored, and what tests start then goes on without its terminal, as it should.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -88,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if f"{item.path.relative_to(HERE)}::{item.name}" in deep:
             item.add_marker(pytest.mark.deep)
-    if items and are_shared(items[0].config):  # alone they come as asked
+    if items and hasattr(items[0].config, "workerinput"):  # of several that share the files; alone they come as asked
         places = {str(Path(HERE, name)): place for place, name in enumerate(LONG)}
         assert not (gone := [path for path in places if not Path(path).exists()]), f"LONG names what is gone: {gone}"
         items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
@@ -97,47 +93,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     import torch
 
-    # Asked in another way, CUDA could be used in no process that is forked from this one.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start what processes that run side by side share: it imports while tests are collected."""
-    if are_shared(session.config):
-        from distributed import begin_server
-        from orphans import watch
-        from started.popen import begin_nursery
-
-        watch()
-        begin_nursery()
-        begin_server()
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at.
-
-    What pytest makes of their files is kept for the next run of all, also where PYTHONDONTWRITEBYTECODE is set.
-    """
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at."""
     gc.disable()
-    sys.dont_write_bytecode, before = (
-        sys.dont_write_bytecode and not are_shared(session.config),
-        sys.dont_write_bytecode,
-    )
     try:
         return (yield)
     finally:
-        sys.dont_write_bytecode = before
         gc.enable()
         gc.collect()
         gc.freeze()
-        if are_shared(session.config):
-            from started.popen import nursery
-
-            nursery()  # is ready for all of them
 
 
 @pytest.hookimpl(trylast=True)

@@ -135,8 +135,8 @@ def test_what_a_killed_test_run_has_started_ends(tmp_path: Path) -> None:
     (tmp_path / "test_killed.py").write_text(KILLED)
     (tmp_path / "conftest.py").write_text(OWN_CONFTEST)
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir",
-             str(tmp_path), str(tmp_path / "test_killed.py")]  # fmt: skip
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c",
+             os.devnull, "--rootdir", str(tmp_path), str(tmp_path / "test_killed.py")]  # fmt: skip
     with (tmp_path / "said.txt").open("w") as said:  # not a pipe, which processes that live on would hold open
         killed = subprocess.run(words, env=environment(), stdout=said, stderr=said, check=False)
     assert killed.returncode == -signal.SIGKILL, (tmp_path / "said.txt").read_text()

@@ -21,7 +21,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -78,12 +77,6 @@ def run_kept(
     except BaseException:
         _KEPT.pop(world_size).close()
         raise
-
-
-def begin_server() -> None:
-    """Start the process that ranks are forked from, which imports what they share, before a first test wants it."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
 
 
 def end_kept() -> None:

@@ -117,22 +117,15 @@ def nursery_environment() -> dict[str, str]:
 
 
 @functools.cache
-def begin_nursery() -> tuple[subprocess.Popen[bytes], str]:
-    """Return the nursery, which is started once and may not be ready yet, and its address."""
+def nursery() -> tuple[str, int]:
+    """Return the address and the number of this process's nursery, which it starts once."""
     folder = tempfile.mkdtemp(prefix="nursery-")
     path = str(Path(folder, "at"))
     started = COLD([sys.executable, "-m", "started.nursery", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                    env=nursery_environment(), cwd=folder)  # fmt: skip
-    atexit.register(_close, started, folder)
-    return started, path
-
-
-@functools.cache
-def nursery() -> tuple[str, int]:
-    """Return the address and the number of this process's nursery, or of the one of who has forked it."""
-    started, path = begin_nursery()
     assert started.stdout is not None
     assert started.stdout.readline(), "the nursery has ended"
+    atexit.register(_close, started, folder)
     return path, started.pid
 
 
