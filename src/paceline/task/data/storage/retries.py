@@ -40,7 +40,8 @@ class Retries:
                 return call()
             except PacelineError:
                 raise
-            except Exception as error:
+            except Exception as raised:
+                error = meant(raised)
                 because = f"{type(error).__name__}: {error}".rstrip(": ")
                 if not may_pass(error):
                     raise DataError(f"{what} cannot be read", because, advice(error)) from error
@@ -56,8 +57,16 @@ class Retries:
         raise AssertionError("at least one attempt")
 
 
+def meant(error: Exception) -> Exception:
+    """Return what went wrong: fsspec says of any error of a web server, busy or gone, that the file is not there."""
+    cause = error.__cause__
+    is_of_the_web = isinstance(cause, TimeoutError | ConnectionError) or type(cause).__module__.startswith("aiohttp")
+    return cause if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and is_of_the_web else error
+
+
 def may_pass(error: Exception) -> bool:
     """Return whether the same read may succeed when it is tried again."""
+    error = meant(error)
     status = getattr(error, "status", None)  # of aiohttp and gcsfs
     if isinstance(status, int) and 400 <= status < 500:
         return status in MAY_PASS
