@@ -219,45 +219,42 @@ class PackedSource(SourceOfSplit):
         seams = fillings = NO_SEAMS
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            lasts = self.rows.firsts[ids[rest] + 1]
-            seams, fillings = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
+            if not is_whole.all():
+                over = np.flatnonzero(~is_whole)
+                self._lay(rows, over * rows.shape[1], starts[over], starts[over] + lengths[over] + 1)
+            more = self.rows.firsts[ids[rest] + 1] - begins[rest] - 1
+            seams, fillings = self._lay_pieces(rows, rest, lengths[rest], begins[rest] + 1, more)
         return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents, seq_len - lengths)
 
-    def _lay_pieces(
-        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints
-    ) -> tuple[Seams, Seams]:
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`; return where they meet, and what fills rows.
+    def _lay_pieces(self, rows: Array, places: Ints, filled: Ints, firsts: Ints, more: Ints) -> tuple[Seams, Seams]:
+        """Lay so many `more` pieces, from `firsts` on, into the rows at `places`, behind the tokens that are `filled`.
 
-        Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
-        names begin with the first one already.
+        Return where pieces meet, and what fills rows. Each piece is laid with the token after it, its last label; the
+        next one lies over that.
         """
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
-        size, seq_len, counts = rows.shape[1], self.items_per_sample, lasts - firsts
-        ends = np.cumsum(counts)
-        begins = ends - counts
-        pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
+        seq_len = self.items_per_sample
+        ends = np.cumsum(more)
+        begins = ends - more  # of each row's pieces among all of them
+        number = np.arange(ends[-1])
+        pieces = np.repeat(firsts - begins, more) + number
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        stops = np.cumsum(lengths)
-        at = stops - lengths
-        at += np.repeat(places * size - at[begins], counts)  # where each begins
-        stops = starts + lengths
-        if not has_first.all():
-            self._lay(rows, at[begins[~has_first]], starts[begins[~has_first]], stops[begins[~has_first]] + 1)
-        is_seam = np.ones(len(at), dtype=bool)
-        is_seam[begins] = False
-        seam = np.flatnonzero(is_seam)
-        begins_in_rows = at - np.repeat(places, counts)  # a row of labels is one shorter than what is laid here
-        number = seam - np.repeat(begins, counts - 1) + 1
-        labels = self._lay(rows, at[seam], starts[seam], stops[seam] + 1)
-        seams = Seams(begins_in_rows[seam].tolist(), lengths[seam].tolist(), number.tolist(), labels)
-        after = at[ends - 1] + lengths[ends - 1]
-        short = np.flatnonzero(after - places * size < seq_len)
-        after, row = after[short], places[short]
-        missing = (row + 1) * size - 1 - after
-        fillings = Seams((after - row).tolist(), missing.tolist(), [0] * len(short), rows.reshape(-1)[after].tolist())
-        for where, tokens in zip(row.tolist(), missing.tolist(), strict=True):
+        laid = np.zeros(len(pieces) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=laid[1:])
+        # A row of labels is one shorter than what is laid here.
+        seams = laid[:-1] + np.repeat(places * seq_len + filled - laid[begins], more)
+        labels = self._lay(rows, seams + np.repeat(places, more), starts, starts + lengths + 1)
+        number -= np.repeat(begins - 2, more)
+        filled = filled + laid[ends] - laid[begins]
+        short = np.flatnonzero(filled < seq_len)
+        row, filled = places[short], filled[short]
+        missing, after = (seq_len - filled).tolist(), rows[row, filled].tolist()
+        for where, tokens in zip(row.tolist(), missing, strict=True):
             rows[where, seq_len - tokens :] = 0
-        return seams, fillings
+        return (
+            Seams(seams.tolist(), lengths.tolist(), number.tolist(), labels),
+            Seams((row * seq_len + filled).tolist(), missing, [0] * len(short), after),
+        )
 
     def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
         """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
@@ -266,9 +263,10 @@ class PackedSource(SourceOfSplit):
         take twice as long.
         """
         there, here, lengths = rows.reshape(-1).data, self._in_rows.memory, stops - starts
-        spots = self._in_rows.spots(starts, stops)
+        spots = np.array(self._in_rows.spots(starts, stops), dtype=np.int64)
+        np.asarray(here)[spots[spots >= 0]]  # memory that is far away is waited for once, and not for each run
         in_rows = map(slice, places.tolist(), (places + lengths).tolist())
-        in_memory = map(slice, spots, (np.array(spots, dtype=np.int64) + lengths).tolist())
+        in_memory = map(slice, spots.tolist(), (spots + lengths).tolist())
         found = list[int]()
         for number, (row, run) in enumerate(zip(in_rows, in_memory, strict=True)):
             found.append(there[row.start])
