@@ -135,10 +135,15 @@ def read_by(names: Sequence[str], folder: Path, rounds: int, batches: int, pytho
             keys = [key for key in found[name][0] if key != "note"]
             rows[name] = {key: statistics.median(each[key] for each in found[name] if key in each) for key in keys}
             rows[name] |= {"note": found[name][0]["note"]} if "note" in found[name][0] else {}
-            base = [each["cpu"] for each in found[BASELINE]]
-            over = [each["cpu"] / cpu for each, cpu in zip(found[name], base, strict=True)]
-            rows[name]["over_memory_map"] = statistics.median(over)
+            rows[name]["over_memory_map"] = over(found[name], found[BASELINE])
+            if reader.beside in names:
+                rows[name]["over_same"] = over(found[name], found[reader.beside])
     return rows
+
+
+def over(results: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> float:
+    """Return the CPU of a row over that of another reader that took turns with it: the median of rounds."""
+    return statistics.median(own["cpu"] / other["cpu"] for own, other in zip(results, base, strict=True))
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import torch
 
 SEQ_LEN, ROWS, SEED, VOCAB = 1024, 16, 7, 32768
 BASELINE = "memory map and permutation"
+APART = "memory map and permutation, documents apart"
 
 Batches = Iterator[dict[str, torch.Tensor]]
 Read = Callable[[Path], Batches]
@@ -29,7 +30,8 @@ class Reader:
     """Where a reader is: a module of this folder and a function in it; the package it needs, and how to import it.
 
     `of_windows` is False where its samples are not the windows that the memory map gives; `writes` is True where it
-    reads a format of its own.
+    reads a format of its own. `beside` is the reader that gives by plain numpy what it gives, where that is more than
+    what the memory map gives.
     """
 
     module: str
@@ -38,6 +40,7 @@ class Reader:
     imported: str = ""
     of_windows: bool = True
     writes: bool = False
+    beside: str = ""
 
     def is_there(self) -> bool:
         """Return whether this Python has the package."""
@@ -57,12 +60,13 @@ class Reader:
 
 READERS = {
     BASELINE: Reader("torch_loaders", "memory_map"),
+    APART: Reader("torch_loaders", "memory_map_apart"),
     "Paceline": Reader("ours", "windows"),
     "Paceline, read ahead": Reader("ours", "windows_while_busy"),
     "Paceline, read ahead by a thread": Reader("ours", "windows_ahead"),
     "Paceline, order of two levels": Reader("ours", "windows_of_blocks"),
     "Paceline, packed rows": Reader("ours", "packed", of_windows=False),
-    "Paceline, packed rows, documents apart": Reader("ours", "packed_apart", of_windows=False),
+    "Paceline, packed rows, documents apart": Reader("ours", "packed_apart", of_windows=False, beside=APART),
     "Paceline, mixture of three sources": Reader("ours", "mixed"),
     "Paceline, token shards": Reader("ours", "shards"),
     "Paceline, token shards, read ahead": Reader("ours", "shards_ahead"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from readers import ROWS, SEED, Batches, as_batch, windows
+from readers import ROWS, SEED, VOCAB, Batches, as_batch, windows
 
 
 def memory_map(folder: Path) -> Batches:
@@ -18,6 +18,17 @@ def memory_map(folder: Path) -> Batches:
         order = random.permutation(len(rows))
         for at in range(0, len(rows) - ROWS + 1, ROWS):
             yield as_batch(rows[order[at : at + ROWS]])
+
+
+def memory_map_apart(folder: Path) -> Batches:
+    """The same, and which document each token is of: how many have ended before it in its row."""
+    rows, random = windows(folder), np.random.default_rng(SEED)
+    while True:
+        order = random.permutation(len(rows))
+        for at in range(0, len(rows) - ROWS + 1, ROWS):
+            read = rows[order[at : at + ROWS]]
+            documents = (read[:, :-1] == VOCAB - 1).cumsum(axis=1, dtype=np.int32)
+            yield {**as_batch(read), "documents": torch.from_numpy(documents)}
 
 
 class Windows:

@@ -251,6 +251,8 @@ def test_reading_samples_of_text(tmp_path: Path) -> None:
     every = {name: row for part in parts.values() for name, row in part["rows"].items()}
     rows = {name: row for name, row in every.items() if "cpu" in row}
     assert rows["memory map and permutation"]["over_memory_map"] == 1.0
+    apart = rows["Paceline, packed rows, documents apart"]
+    assert 0 < apart["over_same"] < apart["over_memory_map"], "who tells documents apart writes more than the map"
     assert all(row["cpu"] > 0 and row["first"] > 0 for row in rows.values())
     assert rows["Paceline"]["cpu"] < rows["torch DataLoader, batched, a worker"]["cpu"], (
         "which pays for every batch sent"

@@ -33,7 +33,7 @@ from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.data.sources.tokens import TokenSplit, TokenWriter
 
 VOCAB, SEQ_LEN, SEED = 512, 24, 5
-ALONE = ("windows", "windows apart", "packed", "packed apart", "packed, long", "shards", "packed shards")
+ALONE = ("windows", "windows apart", "packed", "packed apart", "packed apart, long", "shards", "packed shards")
 KINDS = (*ALONE, *(f"mixed {kind}" for kind in ALONE))
 
 

@@ -163,6 +163,8 @@ def test_undecodable_bytes_name_the_offset(tmp_path: Path) -> None:
     assert str(file) in message and "byte 20,000 is 0xe9" in message and "iconv" in message
     marked = str(refusal(write(tmp_path / "c.txt", "möbel".encode("utf-16"))))
     assert "mark of UTF-16" in marked and "iconv -f UTF-16 -t UTF-8" in marked
+    for encoding in ("utf-16-le", "utf-16-be"):  # valid UTF-8, and learnt as such
+        assert "without its mark" in str(refusal(write(tmp_path / "d.txt", "a small table".encode(encoding))))
     assert "line 2" in str(refusal(write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')))
 
 

@@ -62,8 +62,13 @@ def test_images_for_a_test_alone_are_nothing_to_train_on(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("suffix", "mode"), [
     (".tif", "RGB"), (".gif", "P"), (".JPG", "RGB"), (".png", "L"), (".png", "RGBA"), (".png", "1"), (".jpg", "CMYK"),
+    (".avif", "RGB"), (".jp2", "RGB"),
 ])  # fmt: skip
 def test_images_of_any_kind_become_three_channels(tmp_path: Path, suffix: str, mode: str) -> None:
+    from PIL import features
+
+    if (needs := {".avif": "avif", ".jp2": "jpg_2000"}.get(suffix)) and not features.check(needs):
+        pytest.skip("Pillow was built without it")
     train, _ = opened(write(tmp_path, [name.replace(".png", suffix) for name in PLAIN], mode))
     assert tuple(train.read(np.arange(train.samples))["images"].shape) == (train.samples, 3, 8, 8)
 

@@ -107,6 +107,13 @@ def test_what_may_pass_is_tried_again_and_told(served: tuple[str, type[Server]])
         files.read(f"{url}/a.bin", 0, 5)
     with pytest.raises(DataError, match=r"cannot be read\n.*FileNotFound"):
         files.read(f"{url}/none", 0, 5)
+    lacking = type("NoCredentialsError", (Exception,), {})("Unable to locate credentials")  # as S3's client calls it
+
+    def locked() -> None:
+        raise lacking
+
+    with pytest.raises(DataError, match="check the credentials"):
+        QUICK.run("s3://bucket/a", locked)
     assert not WAITS, "what does not pass is not tried again"
 
 

@@ -8,11 +8,15 @@ import http.server
 import io
 import json
 import os
+import socket
+import struct
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -177,6 +181,76 @@ def test_a_server_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPat
         files = RemoteFiles(f"{url}/silent", notices, QUICK)
         assert files.read(files.url, 100, 5000) == CONTENT[100:5000]
         assert notices.total(f"{url}/silent was read again") == 2
+
+
+class Busy(Plain):
+    """Answers each path that it is no time now, as often as `busy` says, or ends the connection; then as it should."""
+
+    asked: ClassVar[Counter[str]] = Counter()
+    busy, ends_connections = 3, False
+
+    def do_HEAD(self) -> None:
+        if self._has_time():
+            super().do_HEAD()
+
+    def do_GET(self) -> None:
+        if self._has_time():
+            super().do_GET()
+
+    def _has_time(self) -> bool:
+        type(self).asked[self.path] += 1
+        if type(self).asked[self.path] > type(self).busy:
+            return True
+        if type(self).ends_connections:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.shutdown(socket.SHUT_RD)
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.send_error(503)
+        return False
+
+    def finish(self) -> None:
+        with suppress(OSError, ValueError):  # of a connection that was ended
+            super().finish()
+
+
+@pytest.mark.parametrize("ends_connections", [False, True])
+def test_a_server_that_is_busy_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_connections: bool
+) -> None:
+    """fsspec takes what is wrong while it looks for a file as "not there", and leaves out folders it cannot list."""
+    monkeypatch.setattr(Busy, "ends_connections", ends_connections)
+    for name in ("a.jsonl", "deeper/b.jsonl", "deeper/still/c.jsonl"):
+        write_lines((tmp_path / name).parent, (tmp_path / name).name, [name])
+    patient = Retries(attempts=8, wait=lambda seconds: None)
+    with serving(functools.partial(Busy, directory=str(tmp_path))) as url:
+        for ask, wanted in (
+            (lambda files: files.exists(f"{url}/a.jsonl"), True),
+            (lambda files: files.exists(f"{url}/b.jsonl"), False),
+            (lambda files: files.file(f"{url}/a.jsonl").size, (tmp_path / "a.jsonl").stat().st_size),
+            (lambda files: [each.name for each in files.below()],
+             ["a.jsonl", "deeper/b.jsonl", "deeper/still/c.jsonl"]),
+        ):  # fmt: skip
+            monkeypatch.setattr(Busy, "asked", Counter())
+            assert ask(RemoteFiles(url, None, patient)) == wanted
+        monkeypatch.setattr(Busy, "busy", 10**9)
+        with pytest.raises(DataError, match=r"cannot be read(.|\n)*after 3 attempts(.|\n)*whether the storage answers"):
+            RemoteFiles(url, None, QUICK).file(f"{url}/a.jsonl")
+
+
+def test_a_server_that_refuses_says_so() -> None:
+    class Refuses(Plain):
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        do_GET = do_HEAD
+
+    with serving(Refuses) as url:
+        files = RemoteFiles(f"{url}/a.jsonl", None, QUICK)
+        assert not files.exists(files.url), "as a storage answers that shows nobody what is not there"
+        with pytest.raises(DataError, match=r"403(.|\n)*credentials"):
+            files.file()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.csv", "a.tar"])

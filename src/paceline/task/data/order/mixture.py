@@ -23,7 +23,8 @@ from paceline.errors import DataError
 from paceline.task.data.order.of_source import Order, is_scattered
 from paceline.task.data.order.permutation import keyed
 
-BLOCK = 4096  # shares are exact to one part of it
+BLOCK_BITS = 12
+BLOCK = 2**BLOCK_BITS  # shares are exact to one part of it; numpy shifts sooner than it divides
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 OF_MIXTURE = 0x2545F4914F6CDD1D  # sets the keys of a mixture's blocks apart from those of epochs
 
@@ -62,7 +63,10 @@ class _Segment:
         source, own, counts = _whose(self.counts, self.before)
         drawn = inside * _stride(self.size)
         drawn += begin
-        drawn %= self.size
+        if self.size == BLOCK:
+            drawn &= BLOCK - 1
+        else:
+            drawn %= self.size
         found = (blocks - self.first_block) * counts[drawn]
         found += own[drawn]
         return source[drawn], found
@@ -103,11 +107,11 @@ class MixtureOrder:
             raise ValueError(f"positions count from 0, not {int(flat.min())}")
         if self.end is not None and flat.size and int(flat.max()) >= self.end:
             raise past_end(self.end)
-        blocks, inside = np.divmod(flat, BLOCK)
+        blocks, inside = flat >> BLOCK_BITS, flat & (BLOCK - 1)
         segments = np.searchsorted(self._firsts, blocks, side="right") - 1
         which, own = np.empty(flat.size, dtype=np.int64), np.empty(flat.size, dtype=np.int64)
         for number in set(segments.tolist()) if len(self._segments) > 1 else {0}:
-            here = np.flatnonzero(segments == number)
+            here = np.flatnonzero(segments == number) if len(self._segments) > 1 else slice(None)
             segment = self._segments[number]
             begin = int(keyed(seed ^ OF_MIXTURE, np.array([number], dtype=np.uint64))[0]) % segment.size
             which[here], own[here] = segment.places(begin, blocks[here], inside[here])

@@ -55,11 +55,10 @@ def _runs_of_documents(tokens: int) -> list[memoryview]:
 
 
 @lru_cache(maxsize=2)
-def _first_documents(rows: int, tokens: int) -> Array:
-    """Return the documents of rows of one document each, to be copied: numpy copies sooner than it writes ones."""
-    found = np.ones((rows, tokens), dtype=np.int32)
-    found.flags.writeable = False
-    return found
+def _first_two(tokens: int) -> Array:
+    """Return the documents of rows of two documents: in row n the second begins n tokens before the end."""
+    both = np.repeat(np.array([1, 2], dtype=np.int32), tokens)
+    return np.lib.stride_tricks.sliding_window_view(both, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,14 @@ class RowsAsTheyLie:
     """Packed rows as they lie in the files: tokens and labels of the files' type, [2, rows, seq_len].
 
     `documents` are those of each token, from 1 on in each row and 0 of what fills it. Where most rows are of one
-    document they are not written before a batch is: the seams tell them.
+    document or two they are not written before a batch is: `rests` and the seams tell them.
     """
 
     both: Array
     seams: Seams  # of other documents than the first of their row
     fillings: Seams  # of what fills a row, at its end
     is_apart: bool  # whether documents are told
+    rests: Array  # tokens of each row after its first document
     documents: Array | None = None
     counts: Array | None = None  # which labels count, where not all of them do
 
@@ -81,36 +81,40 @@ class RowsAsTheyLie:
         """Return tokens and labels, int64, and documents, int32, of the rows first..last; None where they mix."""
         both = self.both[:, first:last].astype(np.int64, order="C")
         tokens, labels = both[0], both[1]
-        size, flat = labels.shape[1], labels.reshape(-1)
-        begin, end = first * size, last * size
-        begins, before = self.seams.begins, self.seams.labels
-        for at in self.seams.among(begin, end):
-            flat[begins[at] - begin - 1] = before[at]
-        begins, lengths, _, before = self.fillings
-        for at in self.fillings.among(begin, end):
-            start = begins[at] - begin
-            flat[start - 1] = before[at]
-            flat[start : start + lengths[at]] = IGNORED
+        size = labels.shape[1]
+        documents, later = None, None  # the second: documents that are still to be written, from the third of a row on
+        if self.is_apart:
+            if self.documents is not None:
+                documents = self.documents[first:last].copy()
+            else:
+                documents = _first_two(size)[self.rests[first:last]]
+                later = documents.reshape(-1).data
+        self._lay_seams(labels.reshape(-1), later, first * size, last * size)
         if self.counts is not None:
             labels[~self.counts[first:last]] = IGNORED
-        return tokens, labels, self._documents(first, last) if self.is_apart else None
+        return tokens, labels, documents
 
-    def _documents(self, first: int, last: int) -> Array:
-        """Return the documents of the rows first..last, int32.
+    def _lay_seams(self, labels: Array, documents: memoryview | None, begin: int, end: int) -> None:
+        """Set what is otherwise at the seams among the flattened tokens begin..end.
 
         Runs of one number are copied from memory: that takes a third of an assignment.
         """
-        if self.documents is not None:
-            return self.documents[first:last].copy()
-        tokens = self.both.shape[2]
-        found, begin, end = _first_documents(last - first, tokens).copy(), first * tokens, last * tokens
-        there, same = found.reshape(-1).data, _runs_of_documents(tokens)
-        for part in (self.seams, self.fillings):
-            for at in part.among(begin, end):
-                start, length, number = part.begins[at] - begin, part.lengths[at], part.numbers[at]
-                run = same[number] if number < LOW_NUMBERS else _run(length, number)
-                there[start : start + length] = run[:length]
-        return found
+        begins, lengths, numbers, before = self.seams
+        same = [] if documents is None else _runs_of_documents(self.both.shape[2])
+        for at in self.seams.among(begin, end):
+            start, number = begins[at] - begin, numbers[at]
+            labels[start - 1] = before[at]
+            if documents is not None and number > 2:
+                stop = start + lengths[at]
+                run = same[number] if number < LOW_NUMBERS else _run(lengths[at], number)
+                documents[start:stop] = run[: lengths[at]]
+        begins, lengths, _, before = self.fillings
+        for at in self.fillings.among(begin, end):
+            start, stop = begins[at] - begin, begins[at] - begin + lengths[at]
+            labels[start - 1] = before[at]
+            labels[start:stop] = IGNORED
+            if documents is not None:
+                documents[start:stop] = same[0][: lengths[at]]
 
     def told_documents(self) -> Array:
         """Return the documents of all rows."""
@@ -159,7 +163,7 @@ class PackedSource(SourceOfSplit):
 
     def gather(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows as they lie."""
-        assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
+        assert ids.min(initial=0) >= 0, "a sample id is negative"
         self._watch()
         laid = self._laid_whole if self._is_long else self._laid_by_place
         if (scattered := self._scattered) is None:
@@ -196,6 +200,7 @@ class PackedSource(SourceOfSplit):
             _joined_seams([part.seams for part in parts], places, self.items_per_sample),
             _joined_seams([part.fillings for part in parts], places, self.items_per_sample),
             parts[0].is_apart,
+            rows_at([part.rests[:, None] for part in parts], places)[:, 0],
             rows_at([part.told_documents() for part in parts], places) if are_told else None,
             rows_at(counts, places) if counts else None,
         )
@@ -214,45 +219,42 @@ class PackedSource(SourceOfSplit):
         seams = fillings = NO_SEAMS
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            lasts = self.rows.firsts[ids[rest] + 1]
-            seams, fillings = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
-        return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents)
+            if not is_whole.all():
+                over = np.flatnonzero(~is_whole)
+                self._lay(rows, over * rows.shape[1], starts[over], starts[over] + lengths[over] + 1)
+            more = self.rows.firsts[ids[rest] + 1] - begins[rest] - 1
+            seams, fillings = self._lay_pieces(rows, rest, lengths[rest], begins[rest] + 1, more)
+        return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents, seq_len - lengths)
 
-    def _lay_pieces(
-        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints
-    ) -> tuple[Seams, Seams]:
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`; return where they meet, and what fills rows.
+    def _lay_pieces(self, rows: Array, places: Ints, filled: Ints, firsts: Ints, more: Ints) -> tuple[Seams, Seams]:
+        """Lay so many `more` pieces, from `firsts` on, into the rows at `places`, behind the tokens that are `filled`.
 
-        Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
-        names begin with the first one already.
+        Return where pieces meet, and what fills rows. Each piece is laid with the token after it, its last label; the
+        next one lies over that.
         """
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
-        size, seq_len, counts = rows.shape[1], self.items_per_sample, lasts - firsts
-        ends = np.cumsum(counts)
-        begins = ends - counts
-        pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
+        seq_len = self.items_per_sample
+        ends = np.cumsum(more)
+        begins = ends - more  # of each row's pieces among all of them
+        number = np.arange(ends[-1])
+        pieces = np.repeat(firsts - begins, more) + number
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        stops = np.cumsum(lengths)
-        at = stops - lengths
-        at += np.repeat(places * size - at[begins], counts)  # where each begins
-        stops = starts + lengths
-        if not has_first.all():
-            self._lay(rows, at[begins[~has_first]], starts[begins[~has_first]], stops[begins[~has_first]] + 1)
-        is_seam = np.ones(len(at), dtype=bool)
-        is_seam[begins] = False
-        seam = np.flatnonzero(is_seam)
-        begins_in_rows = at - np.repeat(places, counts)  # a row of labels is one shorter than what is laid here
-        number = seam - np.repeat(begins, counts - 1) + 1
-        labels = self._lay(rows, at[seam], starts[seam], stops[seam] + 1)
-        seams = Seams(begins_in_rows[seam].tolist(), lengths[seam].tolist(), number.tolist(), labels)
-        after = at[ends - 1] + lengths[ends - 1]
-        short = np.flatnonzero(after - places * size < seq_len)
-        after, row = after[short], places[short]
-        missing = (row + 1) * size - 1 - after
-        fillings = Seams((after - row).tolist(), missing.tolist(), [0] * len(short), rows.reshape(-1)[after].tolist())
-        for where, tokens in zip(row.tolist(), missing.tolist(), strict=True):
+        laid = np.zeros(len(pieces) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=laid[1:])
+        # A row of labels is one shorter than what is laid here.
+        seams = laid[:-1] + np.repeat(places * seq_len + filled - laid[begins], more)
+        labels = self._lay(rows, seams + np.repeat(places, more), starts, starts + lengths + 1)
+        number -= np.repeat(begins - 2, more)
+        filled = filled + laid[ends] - laid[begins]
+        short = np.flatnonzero(filled < seq_len)
+        row, filled = places[short], filled[short]
+        missing, after = (seq_len - filled).tolist(), rows[row, filled].tolist()
+        for where, tokens in zip(row.tolist(), missing, strict=True):
             rows[where, seq_len - tokens :] = 0
-        return seams, fillings
+        return (
+            Seams(seams.tolist(), lengths.tolist(), number.tolist(), labels),
+            Seams((row * seq_len + filled).tolist(), missing, [0] * len(short), after),
+        )
 
     def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
         """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
@@ -260,15 +262,18 @@ class PackedSource(SourceOfSplit):
         A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
         take twice as long.
         """
-        there, here, found = rows.reshape(-1).data, self._in_rows.memory, list[int]()
-        runs = zip(places.tolist(), self._in_rows.spots(starts, stops), (stops - starts).tolist(), strict=True)
-        for number, (place, spot, length) in enumerate(runs):
-            found.append(there[place])
-            if spot < 0:
-                run = self._tokens[int(starts[number]) : int(stops[number])]
-                there[place : place + length] = run.astype(rows.dtype).data
+        there, here, lengths = rows.reshape(-1).data, self._in_rows.memory, stops - starts
+        spots = np.array(self._in_rows.spots(starts, stops), dtype=np.int64)
+        np.asarray(here)[spots[spots >= 0]]  # memory that is far away is waited for once, and not for each run
+        in_rows = map(slice, places.tolist(), (places + lengths).tolist())
+        in_memory = map(slice, spots.tolist(), (spots + lengths).tolist())
+        found = list[int]()
+        for number, (row, run) in enumerate(zip(in_rows, in_memory, strict=True)):
+            found.append(there[row.start])
+            if run.start < 0:
+                there[row] = self._tokens[int(starts[number]) : int(stops[number])].astype(rows.dtype).data
             else:
-                there[place : place + length] = here[spot : spot + length]
+                there[row] = here[run]
         return found
 
     def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
@@ -307,6 +312,7 @@ class PackedSource(SourceOfSplit):
                 both[1].reshape(-1)[begins - 1].tolist(),
             ),
             not self.cross_documents,
+            seq_len - lengths[ahead_of_row],
             None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32))[0],
             None if counted is None else laid(counted)[0],
         )

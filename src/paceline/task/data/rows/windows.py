@@ -90,7 +90,7 @@ class TokenSource(SourceOfSplit):
 
     def gather(self, ids: npt.NDArray[np.int64]) -> WindowsAsTheyLie:
         """Return the samples' rows."""
-        assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
+        assert ids.min(initial=0) >= 0, "a sample id is negative"
         both = tokens_and_labels(self._rows(ids))
         if self._begins is None:
             return WindowsAsTheyLie(both, None)

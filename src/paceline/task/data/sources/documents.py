@@ -33,6 +33,7 @@ from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
 PIECE_BYTES = 4 * 2**20  # and a large file is, so that memory stays bounded
+LOOKED_AT_BYTES = 4096  # of a file, for signs of UTF-16
 LIST_BYTES, LIST_DOCUMENTS = 4 * 2**20, 4096  # what is tokenised at a time
 
 
@@ -170,6 +171,12 @@ def _why_not_text(file: File, piece: bytes, offset: int) -> DamagedData | None:
             f"convert it (iconv -f {'UTF-16' if is_utf_16 else 'LATIN1'} -t UTF-8), or leave it out with include "
             "patterns",
         )
+    first = piece[:LOOKED_AT_BYTES]
+    if any(len(half) > 3 and half.count(0) > 0.9 * len(half) for half in (first[::2], first[1::2])) and not offset:
+        return DamagedData(
+            f"{file.path} is not UTF-8 text", "every second byte is 0: it is UTF-16 without its mark",
+            "convert it (iconv -f UTF-16LE -t UTF-8, or UTF-16BE), or leave it out with include patterns",
+        )  # fmt: skip
     return None
 
 

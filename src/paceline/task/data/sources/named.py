@@ -13,7 +13,9 @@ from paceline.task.data.storage.remote import RemoteFiles, is_remote, name_of
 
 TOKEN_KINDS = ("shards", "megatron")  # of sources whose tokens are made already
 TABLE_KINDS = ("csv", "tsv", "json")  # of a file or a folder that is a table whatever is in it
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"
+)  # fmt: skip
 LOOKED_AT = 64  # files of a folder that say whether it holds images
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, MissingExtra
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.storage.notices import DataNotices
-from paceline.task.data.storage.retries import Retries
+from paceline.task.data.storage.retries import Retries, may_pass
 
 AT_ONCE = 8  # files of a page of links that are asked for side by side
 OF_A_PAGE = frozenset("?#")  # in the links by which a page is sorted
@@ -31,14 +32,29 @@ def is_remote(path: str) -> bool:
 def name_of(url: str) -> str:
     """Return the last part of a URL's path: what a file is called. What a web server is asked with, such as the
     signature of a link that was made for a while, is no part of it."""
-    if url.partition("://")[0] in ("http", "https"):
+    if _is_web(url):
         url = url.partition("#")[0].partition("?")[0]
     return url.rstrip("/").rpartition("/")[2]
 
 
+def _is_web(url: str) -> bool:
+    return url.partition("://")[0] in ("http", "https")
+
+
+def _walks(files: Any) -> bool:
+    """Return whether a storage is listed folder by folder, by fsspec itself."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    own = type(files)
+    if issubclass(own, AsyncFileSystem):
+        return bool(own._find is AsyncFileSystem._find)
+    return bool(own.find is AbstractFileSystem.find)
+
+
 def _options(url: str) -> dict[str, Any]:
     """Return what a storage is opened with: of a web server silence is an error, and a slow answer is none."""
-    if url.partition("://")[0] not in ("http", "https"):
+    if not _is_web(url):
         return {}
     try:
         from aiohttp import ClientTimeout
@@ -87,7 +103,19 @@ class RemoteFiles:
 
     def exists(self, url: str) -> bool:
         """Return whether there is a file of this URL."""
-        return bool(self.retries.run(url, lambda: self._files.exists(self._path(url)), self.notices))
+
+        def once() -> bool:
+            if not _is_web(url):
+                return bool(self._files.exists(self._path(url)))
+            try:  # fsspec's own answer is no wherever a server is busy
+                self._files.info(self._path(url))
+            except FileNotFoundError as error:
+                if may_pass(error):
+                    raise
+                return False
+            return True
+
+        return self.retries.run(url, once, self.notices)
 
     def is_folder(self) -> bool:
         """Return whether the URL is a folder."""
@@ -99,9 +127,7 @@ class RemoteFiles:
         A page of links, which is how a web server lists a folder, says of no file how large it is or when it was
         changed: each is asked for by itself.
         """
-        found: dict[str, Any] = self.retries.run(
-            self.url, lambda: self._files.find(self._root, detail=True), self.notices
-        )
+        found = self._walked() if _walks(self._files) else self._found()
         root = self._root.rstrip("/")
         listed, asked = list[RemoteFile](), list[str]()
         for path, info in found.items():
@@ -121,6 +147,35 @@ class RemoteFiles:
             threads.drop()
             threads.close(0.0)
         return sorted(listed, key=lambda file: file.name)
+
+    def _found(self) -> dict[str, Any]:
+        """Return what the storage says of all files below the URL, by their paths, in one answer."""
+        found: dict[str, Any] = self.retries.run(
+            self.url, lambda: self._files.find(self._root, detail=True), self.notices
+        )
+        return found
+
+    def _walked(self) -> dict[str, Any]:
+        """Return the same of a storage that is listed folder by folder, each of which is asked for again by itself.
+
+        fsspec would leave out folders that it cannot list. A link to a folder that is not there is left out here too.
+        """
+        found, folders, known = dict[str, Any](), [self._root], {self._root.rstrip("/")}
+        for folder in folders:  # which grow meanwhile
+            try:
+                listed = self.retries.run(folder, partial(self._files.ls, folder, detail=True), self.notices)
+            except DataError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    continue
+                raise
+            for info in listed:
+                path = info["name"].rstrip("/")
+                if info["type"] != "directory":
+                    found[info["name"]] = info
+                elif path not in known:
+                    known.add(path)
+                    folders.append(path)
+        return found
 
     def read(self, url: str, start: int, stop: int) -> bytes:
         """Return the bytes start..stop of a file; an answer of another length is asked for again."""

@@ -40,7 +40,8 @@ class Retries:
                 return call()
             except PacelineError:
                 raise
-            except Exception as error:
+            except Exception as raised:
+                error = meant(raised)
                 because = f"{type(error).__name__}: {error}".rstrip(": ")
                 if not may_pass(error):
                     raise DataError(f"{what} cannot be read", because, advice(error)) from error
@@ -56,21 +57,34 @@ class Retries:
         raise AssertionError("at least one attempt")
 
 
+def meant(error: Exception) -> Exception:
+    """Return what went wrong: fsspec says of any error of a web server, busy or gone, that the file is not there."""
+    cause = error.__cause__
+    is_of_the_web = isinstance(cause, TimeoutError | ConnectionError) or type(cause).__module__.startswith("aiohttp")
+    return cause if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and is_of_the_web else error
+
+
 def may_pass(error: Exception) -> bool:
     """Return whether the same read may succeed when it is tried again."""
+    error = meant(error)
     status = getattr(error, "status", None)  # of aiohttp and gcsfs
     if isinstance(status, int) and 400 <= status < 500:
         return status in MAY_PASS
-    return not isinstance(error, FINAL)
+    return not isinstance(error, FINAL) and not _lacks_credentials(error)
+
+
+def _lacks_credentials(error: Exception) -> bool:
+    """Return whether a machine has no key for a storage: NoCredentialsError of S3, DefaultCredentialsError of GCS."""
+    return type(error).__name__.endswith("CredentialsError")
 
 
 def advice(error: Exception) -> str:
     """Return what to try about an error that does not pass."""
-    if isinstance(error, FileNotFoundError):
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
         return "check the address"
     if isinstance(error, ImportError):
         return "install the package that fsspec needs for this kind of storage: s3fs for s3://, gcsfs for gs://"
-    status = getattr(error, "status", None)
-    if isinstance(error, PermissionError) or status in (401, 403):
+    if isinstance(error, PermissionError) or status in (401, 403) or _lacks_credentials(error):
         return "check the credentials of this storage on this machine"
     return "check the address and the storage"

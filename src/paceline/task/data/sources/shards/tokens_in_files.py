@@ -277,8 +277,10 @@ class TokenParts:
 
     def _hold(self, numbers: Indices, starts: Indices, stops: Indices) -> None:
         """Hold what runs read of the files in which they begin. Raises DataError for damaged ones."""
-        for number, start in dict(zip(numbers.tolist(), starts.tolist(), strict=True)).items():
-            part, begin = self._parts[number], self._bounds[number]
+        last = np.full(len(self._parts), -1)  # run of each file
+        last[numbers] = starts
+        for number in np.flatnonzero(last >= 0).tolist():
+            part, begin, start = self._parts[number], self._bounds[number], last.item(number)
             if part.is_open:
                 chosen = np.flatnonzero(numbers == number)
                 inside = np.minimum(stops[chosen], self._bounds[number + 1])
