@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.backtest.layout import spreads_experts
+from paceline.backtest.layout import spreads_experts, takes_tensor_ranks
 from paceline.backtest.rows import Case
 from paceline.backtest.words.settings import modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
@@ -134,6 +134,8 @@ def software_of(case: Case) -> Software:
             found = replace(found, cudnn_attention=True)
     if spreads_experts(case.row):
         found = replace(found, spreads_experts=True)
+    elif found.name == TORCHTITAN.name and takes_tensor_ranks(case.row):
+        found = replace(found, spreads_experts=True, routes_parts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
         found = replace(found, memory_rank="")
     if found.name == MEGATRON.name and COMPILED_LOSS.search(case.row.notes.lower()):

@@ -119,7 +119,7 @@ def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
     rates = sheet.rates
     if rates.by_shares:
         base, all_of_it = published_widths(sheet).narrow, total(formulas)
-        links, launches = (total(only(formulas, *kinds)) / all_of_it for kinds in (COMMUNICATING, LAUNCHED))
+        links, launches = (total(only(formulas, *kinds)) / all_of_it for kinds in (LINKED, LAUNCHED))
         more = np.hypot(unknown.COMMUNICATING * links, unknown.LAUNCHING * launches)
         found: Floats = np.hypot(base, more) / Z80
         return found
