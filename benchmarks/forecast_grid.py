@@ -252,7 +252,7 @@ def go_on(
             return UNSTEADY
         made = [
             {"task": case.task, "devices": case.devices, "plan": str(plan), "limit_bytes": case.limit_bytes,
-             "pace": pace, "early_bytes": one["early_bytes"],
+             "pace": pace, "early_bytes": one.get("early_bytes"),
              "observation": observe(case.task, case.planned, plan, one).as_dict()}
             for plan, one in zip(plans, measured, strict=True)
         ]  # fmt: skip

@@ -69,7 +69,7 @@ def _row(run: LearntRun, line: dict[str, Any], others: tuple[LearntRun, ...]) ->
         learnt_seconds=run.forecast_seconds * math.exp(mean),
         measured_bytes=found.peak_bytes or math.nan, forecast_bytes=run.forecast_bytes,
         flops=3 * found.profile.forward_flops * found.plan.batch_samples, limit_bytes=line["limit_bytes"],
-        early_bytes=line.get("early_bytes", math.nan), pace=line.get("pace", math.nan),
+        early_bytes=line.get("early_bytes") or math.nan, pace=line.get("pace", math.nan),
         covered_80=abs(run.time_residual) <= Z80 * run.time_spread,
         learnt_covered_80=abs(run.time_residual - mean) <= Z80 * spread,
     )  # fmt: skip

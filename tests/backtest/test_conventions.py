@@ -37,7 +37,7 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.axes import SENDING_UNITS
 from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
-from paceline.plan.cost.unknown import CHIP, EXPERTS, PROGRAM, UNNAMED, time_widths
+from paceline.plan.cost.unknown import CHIP, EXPERTS, HELD, PROGRAM, UNNAMED, held_widths, time_widths
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.forecast import Z80, Z95
@@ -433,6 +433,9 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     assert once.narrow == pytest.approx(math.hypot(0.2, CHIP * math.sqrt(0.5))), "one source is half of what is to know"
     assert once.because == "this program measured, this chip's generation by one source"
     assert time_widths(lone, "NVIDIA H100", "bf16", "Megatron-LM", 64) == chip
+    assert held_widths((0.12, 0.3), constants, "Megatron-LM") == (0.12, 0.3)
+    narrow, wide = held_widths((0.12, 0.3), constants, "")
+    assert narrow == pytest.approx(math.hypot(0.12, HELD)) and wide == pytest.approx(math.hypot(0.3, HELD * Z95 / Z80))
 
 
 def anchored_row(devices: int, measured: float, computes: float, waits: float) -> Scored:

@@ -272,7 +272,8 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
     """Return the pipeline schedules that a row may have run, each with its stages per device.
 
     Stages per device that a table does not state are as many as divide the layers (Narayanan et al. 2021, section 2.2).
-    Where it names no schedule either, a program that can interleave may have done so.
+    Where it names no schedule either, a program that can interleave may have done so, unless the table states the other
+    choices of a run: what it does not state then is what the program does unless told otherwise.
     """
     if pp == 1:
         return [("1f1b", 1)]
@@ -290,7 +291,7 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
         return [("1f1b", 1)]
     if program.interleaves and program.interleaved_stages:  # what it does unless told otherwise
         return [("interleaved", chunks) for chunks in several]
-    if program.interleaves:
+    if program.interleaves and not (row.recompute and (row.micro_batch or row.grad_accum)):
         marks.append("schedule: the best that fits")
         return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers + ENDS >= pp * chunks)]
     marks.append("1F1B assumed")

@@ -31,10 +31,14 @@ PEAK = 0.36
 # of a table tells. Whatever source is left out, the other tables' errors grow with both parts, most with launches: a
 # fifth of the rows that hardly do anything else are off by more than 0.74 (docs/log.md, 2026-11-25).
 COMMUNICATING, LAUNCHING = 0.3, 0.8
+STARTING, OPEN = 0.0, 0.0
 # Of a mixture of experts: how evenly tokens spread over them, and how a program moves and multiplies these, no column
 # tells. In five rounds of blind rows intervals held 90 % of 445 dense rows and 68 % of 81 of mixtures, which are 82 %
 # with it (docs/log.md, 2026-11-27). Fitted tables have twelve such rows, so spreads are fitted without it.
 EXPERTS = 0.25
+# Of what a stranger's program holds of memory and no table measured. Blind rows that print memory, 188 of 31 sources,
+# were first off by 20 % in the median, four in five of them by up to 34 %, most of them short.
+HELD = 0.30
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
 
 ONCE = "one source"  # what is known of a chip whose generation was measured once
@@ -50,13 +54,20 @@ class Widths:
     wide: float
     because: str
 
-    def of_step(self, communicating: float, launching: float) -> Widths:
+    def of_step(
+        self, communicating: float, launching: float, starting: float = 0.0, *, is_open: bool = False
+    ) -> Widths:
         """Return the half-widths of a step of which these parts wait for links, and for launches.
 
+        `starting` is what launching would take by itself, as a part of the step. `is_open` is whether nobody says in
+        which micro-batches it ran, or what it computed again.
+
         Example: beside 0.18, a step that waits a fifth for links and a tenth for launches has
-        sqrt(0.18^2 + 0.06^2 + 0.08^2) = 0.206.
+        sqrt(0.18^2 + 0.1^2 + 0.08^2) = 0.221.
         """
-        more = math.hypot(COMMUNICATING * communicating, LAUNCHING * launching)
+        more = math.hypot(
+            COMMUNICATING * communicating, LAUNCHING * launching, STARTING * min(1.0, starting), OPEN * is_open
+        )
         return Widths(math.hypot(self.narrow, more), math.hypot(self.wide, more * Z95 / Z80), self.because)
 
 
@@ -98,6 +109,18 @@ def time_widths(
     narrow = math.hypot(*(width for width, _ in found))
     wide = math.hypot(constants.time_95, *(width * Z95 / Z80 for width, _ in found[1:]))
     return Widths(narrow, wide, _words([what for _, what in found[1:]]))
+
+
+def held_widths(widths: tuple[float, float], constants: Constants, program: str) -> tuple[float, float]:
+    """Return the half-widths of memory's 80 % and 95 % intervals of a program, of those of programs that were fitted.
+
+    `program` is empty where none is known.
+
+    Example: beside 0.12, a program that no table measured has sqrt(0.12^2 + 0.30^2) = 0.32.
+    """
+    if constants.seen is None or program in constants.seen.programs:
+        return widths
+    return math.hypot(widths[0], HELD), math.hypot(widths[1], HELD * Z95 / Z80)
 
 
 def _words(unknown: list[str]) -> str:
