@@ -25,7 +25,7 @@ from paceline.spec.forecast import Z80, Z95, Estimate, Kind, Term
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-# The same of a probed machine's measured terms, by what they are: what seven grids of layouts missed, on two processors,
+# The same of a probed machine's measured terms: what seven grids of layouts of two processors missed,
 # each with the formulas of its hour (benchmarks/grid/calibrate.py, 2026-11-28). Of a grid that is left out the others'
 # intervals hold 80 % in the mean: 66 % of the oldest, 91 % of the newest. Tails are longer than a normal
 # distribution's. All of them are of CPUs.
