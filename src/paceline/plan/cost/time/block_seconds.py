@@ -230,7 +230,7 @@ class BlockSeconds:
             whole = np.minimum(moved, stream)
         routed, over = shapes["routed_elements"], tp
         if self.context.software.routes_whole:
-            whole, over = np.minimum(moved, whole + ROUTING_MOVES * routed), 1
+            whole, over = np.minimum(moved, whole + ROUTING_MOVES * routed), np.ones_like(tp)
         slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
