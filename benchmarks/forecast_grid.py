@@ -187,13 +187,14 @@ def in_little_memory(planned: Planned, asked: Sequence[str]) -> tuple[Planned, f
 
 
 def measure(planned: Planned, plans: Sequence[Plan], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return {seconds, peak_bytes, fixed_seconds} of each plan. Raises PacelineError where a process fails."""
+    """Return what each plan took, as grid/worker.py writes it. Raises PacelineError where a process fails."""
     with tempfile.TemporaryDirectory(prefix="grid-") as name:
         folder = Path(name)
         request, result = folder / "request.json", folder / "result.json"
         request.write_text(json.dumps({
             "spec": str(hand_over(planned.spec, folder)), "plans": [asdict(plan) for plan in plans],
             "rounds": options.rounds, "steps": options.steps, "threads": planned.threads,
+            "memory_seconds": options.memory_seconds,
         }))  # fmt: skip
         command = [sys.executable, str(HERE / "grid" / "worker.py"), str(request), str(result)]
         environ = {**os.environ, "OMP_NUM_THREADS": str(planned.threads)}
@@ -251,7 +252,8 @@ def go_on(
             return UNSTEADY
         made = [
             {"task": case.task, "devices": case.devices, "plan": str(plan), "limit_bytes": case.limit_bytes,
-             "pace": pace, "observation": observe(case.task, case.planned, plan, one).as_dict()}
+             "pace": pace, "early_bytes": one.get("early_bytes"),
+             "observation": observe(case.task, case.planned, plan, one).as_dict()}
             for plan, one in zip(plans, measured, strict=True)
         ]  # fmt: skip
         lines += made
@@ -297,6 +299,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--layouts", type=int, default=0, help="most layouts of one task and number of processes; 0: all"
     )
     parser.add_argument("--tasks", default="", help="words of the tasks to run, such as small,vision")
+    parser.add_argument(
+        "--memory-seconds", type=float, default=3.0, help="steps that a plan makes before its memory is read"
+    )
     parser.add_argument("--probe-seconds", type=float, default=15.0, help="time for each probe")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything works")
     parser.add_argument("--score", action="store_true", help="measure nothing: forecast anew what the folder holds")
@@ -309,7 +314,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("--score needs --work, the folder whose rows are to be forecast anew")
     if options.quick:
         options.devices, options.tasks, options.layouts = "1,2", options.tasks or "small", 2
-        options.rounds, options.steps, options.probe_seconds = 2, 2, 0.5
+        options.rounds, options.steps, options.probe_seconds, options.memory_seconds = 2, 2, 0.5, 0.2
     return options
 
 

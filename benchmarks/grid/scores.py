@@ -35,6 +35,7 @@ class Row:
     limit_bytes: float  # of a device's memory; 0: the machine's own
     covered_80: bool
     learnt_covered_80: bool
+    early_bytes: float = math.nan  # of `measured_bytes`, after two steps
     pace: float = math.nan  # of the machine beside it: 1.3 where it was slower than its probe by as much
 
     @property
@@ -68,7 +69,7 @@ def _row(run: LearntRun, line: dict[str, Any], others: tuple[LearntRun, ...]) ->
         learnt_seconds=run.forecast_seconds * math.exp(mean),
         measured_bytes=found.peak_bytes or math.nan, forecast_bytes=run.forecast_bytes,
         flops=3 * found.profile.forward_flops * found.plan.batch_samples, limit_bytes=line["limit_bytes"],
-        pace=line.get("pace", math.nan),
+        early_bytes=line.get("early_bytes") or math.nan, pace=line.get("pace", math.nan),
         covered_80=abs(run.time_residual) <= Z80 * run.time_spread,
         learnt_covered_80=abs(run.time_residual - mean) <= Z80 * spread,
     )  # fmt: skip
@@ -139,6 +140,7 @@ def score(rows: Sequence[Row]) -> dict[str, float]:
     found = {"rows": len(rows), "null_mape": statistics.fmean(null_errors(rows)),
              "group_median_mape": statistics.fmean(group_errors(rows)),
              "memory_mape": error("forecast_bytes", "measured_bytes"),
+             "memory_growth": statistics.fmean(row.measured_bytes / row.early_bytes - 1 for row in rows),
              "over_limit": sum(0 < row.limit_bytes < row.measured_bytes for row in rows),
              "unsteady": sum(not is_steady(row.pace) for row in rows)}  # fmt: skip
     steady = [row for row in rows if is_steady(row.pace)]
@@ -207,6 +209,13 @@ def _pace_lines(whole: dict[str, float]) -> list[str]:
     ]  # fmt: skip
 
 
+def _growth_lines(whole: dict[str, float]) -> list[str]:
+    """Return what is said of memory after many steps."""
+    if not math.isfinite(whole["memory_growth"]):
+        return []
+    return [f"Memory is that of many steps, {_percent(whole['memory_growth'])} more than two steps took in the mean."]
+
+
 def aim_line(whole: dict[str, float]) -> str:
     """Return what is aimed at over all rows, and which of it is missed."""
     reached = {
@@ -234,7 +243,8 @@ def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
         "forecast to be fastest against the fastest, of each such group; always copies: the best of the plans that",
         "copy the whole model to every process, where one fits. The 80 % intervals hold "
         f"{_percent(whole['covered_80'])} of the rows, {_percent(whole['learnt_covered_80'])} after learning. "
-        f"{whole['over_limit']} rows took more memory than they were allowed.", "",
+        f"{whole['over_limit']} rows took more memory than they were allowed.",
+        *_growth_lines(whole), "",
         *_pace_lines(whole),
         aim_line(whole), "",
         "| task | processes | plan | measured | forecast | after learning | memory | forecast |", f"|{'---|' * 8}",

@@ -2,9 +2,10 @@
 
     python benchmarks/grid/worker.py REQUEST RESULT
 
-REQUEST is a JSON file of {spec, plans, rounds, steps, threads}. Every plan is assembled once and makes two steps, in
-which its memory is measured; then plans take turns of a few steps, so that what else the machine does hits all alike.
-A fixed step takes its turn with them (pace.py).
+REQUEST is a JSON file of {spec, plans, rounds, steps, threads, memory_seconds}. Every plan is assembled once and makes
+steps for `memory_seconds`, in which its memory is measured, after two of them and at the end: the C library's heap goes
+on growing for some hundred steps of a run, as blocks of other sizes come free. Then plans take turns of a few steps, so
+that what else the machine does hits all alike. A fixed step takes its turn with them (pace.py).
 """
 
 from __future__ import annotations
@@ -49,15 +50,19 @@ class Turn:
         self.position += self.batch
         return self.world.maximum([time.perf_counter() - begin])[0]
 
+    def go_on(self, seconds: float) -> None:
+        """Make steps for so long."""
+        taken = 0.0
+        while taken < seconds:
+            taken += self.step()
+
     def steady(self, steps: int) -> list[float]:
         """Return the seconds of so many steps, or of half a second of them, made after half a second of others.
 
         A plan whose turn begins finds caches and threads as the plan before left them: the first steps of 0.1 s took
         up to 40 % longer than those of a run.
         """
-        warm = 0.0
-        while warm < WARM_SECONDS:
-            warm += self.step()
+        self.go_on(WARM_SECONDS)
         taken: list[float] = []
         while len(taken) < steps or sum(taken) < WARM_SECONDS:
             taken.append(self.step())
@@ -71,13 +76,13 @@ def resident(field: str) -> int:
 
 
 def measure(request_path: Path, result_path: Path) -> None:
-    """Run all plans of the request and write a list of {seconds, peak_bytes, fixed_seconds}, one for each plan."""
+    """Run all plans of the request and write what each took: {seconds, peak_bytes, early_bytes, fixed_seconds}."""
     request = json.loads(request_path.read_text())
     world = join_world("cpu", threads=request["threads"], place=place_here(os.environ))
     task = take_over(Path(request["spec"])).task
     base = resident("VmRSS")
     source, _ = open_sources(task.data, task.seed)
-    turns, peaks = [], []
+    turns, peaks, early = [], [], []
     for plan in map(plan_from_dict, request["plans"]):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -85,9 +90,12 @@ def measure(request_path: Path, result_path: Path) -> None:
         held = resident("VmRSS") - resident("RssFile")
         turn = Turn(task, plan, world, source)
         turn.step(), turn.step()
-        own = resident("VmHWM") - resident("RssFile") - held
+        for of in (early, peaks):
+            own = resident("VmHWM") - resident("RssFile") - held
+            of.append(world.maximum([float(base + own)])[0])
+            if of is early:
+                turn.go_on(request["memory_seconds"])
         turns.append(turn)
-        peaks.append(world.maximum([float(base + own)])[0])
     seconds: list[list[float]] = [[] for _ in turns]
     fixed, fixed_seconds = FixedStep(world), []
     for number in range(request["rounds"]):
@@ -98,8 +106,8 @@ def measure(request_path: Path, result_path: Path) -> None:
     fixed_seconds.append(fixed.seconds())
     if world.is_first:
         rows = [
-            {"seconds": taken, "peak_bytes": peak, "fixed_seconds": fixed_seconds}
-            for taken, peak in zip(seconds, peaks, strict=True)
+            {"seconds": taken, "peak_bytes": peak, "early_bytes": first, "fixed_seconds": fixed_seconds}
+            for taken, peak, first in zip(seconds, peaks, early, strict=True)
         ]
         result_path.write_text(json.dumps(rows))
     world.wait()

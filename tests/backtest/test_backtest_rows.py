@@ -181,4 +181,7 @@ def test_network_rates_are_read_from_text(text: str, rate: float | None) -> None
 def test_a_stated_network_replaces_the_catalogs() -> None:
     case = case_of(n_devices=16, dp=16, inter_bw="4x100Gbps RoCE/node")
     assert case.cluster.links[-1].bytes_per_second.value == 50e9 / 8
+    assert case.cluster.links[-1].bytes_per_second.source == "published", "what adapters are sold as"
+    measured = case_of(n_devices=16, dp=16, inter_bw="2.35GB/s/node measured by an all-reduce").cluster.links[-1]
+    assert measured.bytes_per_second.source == "measured" and measured.bytes_per_second.value == 2.35e9 / 8
     assert case_of(n_devices=2, dp=2, intra_bw="PCIe").cluster.links[0].bytes_per_second.value == 32e9

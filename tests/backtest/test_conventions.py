@@ -37,7 +37,16 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.axes import SENDING_UNITS
 from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
-from paceline.plan.cost.unknown import CHIP, EXPERTS, PROGRAM, UNNAMED, time_widths
+from paceline.plan.cost.unknown import (
+    CHIP,
+    COMMUNICATING,
+    EXPERTS,
+    HELD,
+    PROGRAM,
+    UNNAMED,
+    held_widths,
+    time_widths,
+)
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.forecast import Z80, Z95
@@ -433,6 +442,9 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     assert once.narrow == pytest.approx(math.hypot(0.2, CHIP * math.sqrt(0.5))), "one source is half of what is to know"
     assert once.because == "this program measured, this chip's generation by one source"
     assert time_widths(lone, "NVIDIA H100", "bf16", "Megatron-LM", 64) == chip
+    assert held_widths((0.12, 0.3), constants, "Megatron-LM") == (0.12, 0.3)
+    narrow, wide = held_widths((0.12, 0.3), constants, "")
+    assert narrow == pytest.approx(math.hypot(0.12, HELD)) and wide == pytest.approx(math.hypot(0.3, HELD * Z95 / Z80))
 
 
 def anchored_row(devices: int, measured: float, computes: float, waits: float) -> Scored:
@@ -440,7 +452,7 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
     case = case_of(measured_step_s=measured, n_devices=devices, dp=devices, global_batch=64)
     terms = (TermSeconds("products", "products", computes), TermSeconds("tensor", "collectives", waits))
     total = computes + waits
-    sure = math.exp(math.hypot(0.2 * Z80, 0.3 * waits / total))  # a deviation of 0.2 beside what it waits for
+    sure = math.exp(math.hypot(0.2 * Z80, COMMUNICATING * waits / total))  # a deviation of 0.2 beside what it waits for
     interval = Interval(total, total / sure, total * sure, total / sure**2, total * sure**2)
     return Scored(case, Priced(case.plans[0], interval, 0.0, True, terms))
 
@@ -455,10 +467,10 @@ def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for()
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
     unsure = replace(rows[0].priced.step_seconds, high_80=10.0 * math.exp(0.36))
     of_an_unknown_chip = replace(rows[0], priced=replace(rows[0].priced, step_seconds=unsure))
-    computing = (0.36**2 - (0.3 * 0.2) ** 2) / Z80**2  # a fifth of it waits for links, which are 30 % unsure
+    computing = (0.36**2 - (COMMUNICATING * 0.2) ** 2) / Z80**2  # a fifth of it waits for links
     assert trust(of_an_unknown_chip) == pytest.approx(computing / (computing + ROWS**2))
-    assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.88
-    waits_most, whole = anchored_row(8, 12.0, 2.0, 8.0), 0.2**2 + (0.3 * 0.8 / Z80) ** 2
+    assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.87
+    waits_most, whole = anchored_row(8, 12.0, 2.0, 8.0), 0.2**2 + (COMMUNICATING * 0.8 / Z80) ** 2
     trusted = 1.2 ** (whole / (whole + ROWS**2))
     assert anchor_factor(waits_most) == pytest.approx(trusted), "of what mostly waits, the whole step"
 

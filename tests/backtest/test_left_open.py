@@ -36,7 +36,7 @@ NEMOTRON = StepRow(
 
 
 def schedules(program: str, pp: int, layers: int, name: str = "") -> list[tuple[str, int]]:
-    return schedules_of(replace(LLAMA, program=program, pp_schedule=name), pp, layers, [])
+    return schedules_of(replace(LLAMA, program=program, pp_schedule=name, recompute=""), pp, layers, [])
 
 
 def test_a_program_that_can_interleave_may_have_done_so_where_no_schedule_is_named() -> None:
@@ -44,6 +44,13 @@ def test_a_program_that_can_interleave_may_have_done_so_where_no_schedule_is_nam
     assert schedules("megatron-lm", 4, 32, "1f1b") == [("1f1b", 1)], "named is named"
     for program in ("deepspeed", "nanotron", "pytorch-fsdp2"):
         assert schedules(program, 4, 32) == [("1f1b", 1)]
+
+
+def test_a_table_that_states_the_other_choices_did_not_interleave() -> None:
+    stated, marks = replace(LLAMA, program="megatron-lm", micro_batch=2, recompute="full"), list[str]()
+    assert schedules_of(stated, 4, 32, marks) == [("1f1b", 1)] and marks == ["1F1B assumed"]
+    assert len(schedules_of(replace(stated, recompute=""), 4, 32, [])) == 4, "what is computed again is open too"
+    assert schedules_of(replace(stated, vpp=2), 4, 32, []) == [("interleaved", 2)], "stated is stated"
 
 
 def test_the_first_and_the_last_stage_may_have_a_layer_fewer() -> None:

@@ -110,7 +110,7 @@ def test_where_nothing_fits_a_schedule_is_not_chosen_for_the_memory_it_spares() 
     row = replace(
         LLAMA, program="", model="llama3-405b", layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8,
         vocab=128256, seq_len=8192, accelerator="H100", n_devices=8192, tp=8, pp=16, dp=64, zero_stage="2",
-        micro_batch=1, global_batch=2048, measured_step_s=12.0,
+        micro_batch=None, global_batch=2048, measured_step_s=12.0,
     )  # fmt: skip
     found = priced(case_of(row))
     assert not found.fits and found.plan.schedule == "interleaved"
@@ -278,3 +278,13 @@ def test_a_note_of_whole_experts_spreads_them_over_tensor_ranks() -> None:
         "of four ranks tp has 2"
     )
     assert not software_of(case_of(TITAN, notes="ETP=2", **row)).spreads_experts
+
+
+def test_torchtitans_experts_borrow_tensor_ranks_and_are_whole_there() -> None:
+    row = replace(
+        LLAMA, program="torchtitan", arch="moe", model="mixtral-8x7b", ffn_hidden=14336, experts=8, topk=2, tp=4, dp=4,
+        n_devices=16, zero_stage="fsdp3", ep=8,
+    )  # fmt: skip
+    eight, two = (software_of(case_of(row, ep=size)) for size in (8, 2))
+    assert eight.spreads_experts and not eight.routes_whole, "ep 8 is of 4 tensor ranks and 2 shards"
+    assert not two.spreads_experts and two.routes_whole, "every tensor rank has a quarter of each expert"

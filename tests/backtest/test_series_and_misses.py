@@ -52,11 +52,11 @@ def test_what_is_no_series_stays_as_it_is() -> None:
 
 
 def test_what_is_known_to_be_unknown_of_a_row_is_no_miss() -> None:
-    """Of 0.25, a program that no table had (0.05) and launches for a fifth of the step (0.8 x 0.2) leave 0.185."""
+    """Of 0.4, a program that no table had (0.2) and launches of a fifth of the step (0.16 and 0.16) leave 0.262."""
     case = case_of(LLAMA, program="pytorch-fsdp1")
     (priced,) = price_cases([case])
     assert isinstance(priced, Priced)
     terms = (TermSeconds("products", "products", 0.8), TermSeconds("launches", "host", 0.2))
-    found = beyond_unknown(0.25, case, replace(priced, terms=terms), read_constants())
-    assert found == pytest.approx(math.sqrt(0.25**2 - 0.05**2 - 0.16**2)) and found == pytest.approx(0.1855, abs=1e-4)
+    found = beyond_unknown(0.4, case, replace(priced, terms=terms, starting=0.2), read_constants())
+    assert found == pytest.approx(math.sqrt(0.4**2 - 0.2**2 - 2 * 0.16**2)) and found == pytest.approx(0.2623, abs=1e-4)
     assert beyond_unknown(0.1, case, replace(priced, terms=terms), read_constants()) == 0.0

@@ -107,7 +107,7 @@ def trust(item: Scored, of_whole: bool = False) -> float:
     """
     seconds = item.priced.step_seconds
     waits = waiting_parts([(term.kind, term.seconds) for term in item.priced.terms])
-    waiting = 0.0 if of_whole else Widths(0.0, 0.0, "").of_step(*waits).narrow
+    waiting = 0.0 if of_whole else Widths(0.0, 0.0, "").of_step(*waits, item.priced.starting).narrow
     series = (math.log(seconds.high_80 / seconds.value) ** 2 - waiting**2) / Z80**2
     return max(0.0, series) / (max(0.0, series) + ROWS**2)
 

@@ -77,6 +77,19 @@ def spreads_experts(row: StepRow) -> bool:
     return whole and (within % row.ep != 0 or WHOLE_EXPERTS.search(row.notes.lower()) is not None)
 
 
+def takes_tensor_ranks(row: StepRow) -> bool:
+    """Return whether a group of torchtitan's experts is of tensor ranks too, each of which has whole experts then.
+
+    It is unless it is told otherwise (`expert_tensor_parallel_degree` is 1), where "EP would borrow all cp and tp and
+    some dp_shard": `ep % (cp * tp) == 0` (`_validate` of its distributed/parallel_dims.py, read 2026-11-28). A smaller
+    group needs `etp == tp`, so that ranks have a part of every expert.
+
+    Example: of tp 4 a group of 8 is of whole experts, a group of 2 of quarters.
+    """
+    tensor, context = row.tp or 1, row.cp or 1
+    return tensor > 1 and row.ep is not None and row.ep > 1 and row.ep % (tensor * context) == 0
+
+
 def experts_of(row: StepRow, degrees: dict[str, int], marks: list[str]) -> list[dict[str, int]]:
     """Return the degrees with every group over which the row may have spread experts: the stated one, else any."""
     if not row.experts or row.ep is not None:
@@ -259,7 +272,8 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
     """Return the pipeline schedules that a row may have run, each with its stages per device.
 
     Stages per device that a table does not state are as many as divide the layers (Narayanan et al. 2021, section 2.2).
-    Where it names no schedule either, a program that can interleave may have done so.
+    Where it names no schedule either, a program that can interleave may have done so, unless the table states the other
+    choices of a run: what it does not state then is what the program does unless told otherwise.
     """
     if pp == 1:
         return [("1f1b", 1)]
@@ -277,7 +291,7 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
         return [("1f1b", 1)]
     if program.interleaves and program.interleaved_stages:  # what it does unless told otherwise
         return [("interleaved", chunks) for chunks in several]
-    if program.interleaves:
+    if program.interleaves and not (row.recompute and (row.micro_batch or row.grad_accum)):
         marks.append("schedule: the best that fits")
         return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers + ENDS >= pp * chunks)]
     marks.append("1F1B assumed")

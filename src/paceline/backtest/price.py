@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.backtest.layout import spreads_experts
+from paceline.backtest.layout import spreads_experts, takes_tensor_ranks
 from paceline.backtest.rows import Case
 from paceline.backtest.words.settings import modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
@@ -36,8 +36,9 @@ from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
+from paceline.plan.cost.time.compute import host_starts
 from paceline.plan.cost.time.ring import hop
-from paceline.plan.cost.unknown import Widths
+from paceline.plan.cost.unknown import Widths, held_widths
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
@@ -104,6 +105,7 @@ class Priced:
         math.nan,
         math.nan,
     )  # half-widths of its 80 % and 95 % intervals, as logarithms
+    starting: float = 0.0  # what launching takes the host by itself, as a part of the step
 
 
 def constants_sha256() -> str:
@@ -134,6 +136,8 @@ def software_of(case: Case) -> Software:
             found = replace(found, cudnn_attention=True)
     if spreads_experts(case.row):
         found = replace(found, spreads_experts=True)
+    elif found.name == TORCHTITAN.name and takes_tensor_ranks(case.row):
+        found = replace(found, spreads_experts=True, routes_parts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
         found = replace(found, memory_rank="")
     if found.name == MEGATRON.name and COMPILED_LOSS.search(case.row.notes.lower()):
@@ -229,6 +233,7 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
         time, memory = pricing.time_components(sheet), pricing.memory_components(sheet)
         written = _written_down(sheet, memory)
         seconds, peaks = pricing.total(time), needed(sheet, memory)
+        starts = host_starts(sheet).seconds
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
         usable = usable_bytes(context.cluster)
         at = 0
@@ -245,12 +250,15 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
             counted += _workspaces(case) if OUTSIDE[case.memory_kind] else 0.0
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
             parts = waiting_parts([(term.kind, term.seconds) for term in terms])
-            interval = _interval(float(seconds[best]), published_widths(sheet).of_step(*parts))
+            starting = float(starts[best] / seconds[best])
+            of_step = published_widths(sheet).of_step(*parts, starting, is_open=case.is_open)
+            interval = _interval(float(seconds[best]), of_step)
             plan = case.plans[best - mine.start]
+            program = "" if context.software.guessed else context.software.name
+            memory_held = held_widths(memory_widths(context.cluster, constants), constants, program)
             found[place] = Priced(
-                plan, interval, float(counted), bool(fits.any()), terms,
-                "" if context.software.guessed else context.software.name, memory_widths(context.cluster, constants),
-            )  # fmt: skip
+                plan, interval, float(counted), bool(fits.any()), terms, program, memory_held, starting
+            )
     return found
 
 

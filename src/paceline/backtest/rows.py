@@ -61,6 +61,12 @@ class Case:
         return self.plans[0].batch_samples
 
     @property
+    def is_open(self) -> bool:
+        """Whether the row leaves open in which micro-batches it ran, or what it computed again."""
+        several = {(plan.recompute, plan.recompute_budget) for plan in self.plans}
+        return len({plan.micro_batch for plan in self.plans}) > 1 or (not self.row.recompute and len(several) > 1)
+
+    @property
     def group(self) -> tuple[object, ...]:
         """What rows have in common among which a layout is chosen."""
         row = self.row

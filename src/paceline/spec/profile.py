@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+# Elements that routing moves for each that is sent to an expert: the row is copied to its expert's place and its result
+# back, each read and written, and results are read to be added up. Grouped kernels serve all experts at once.
+ROUTING_MOVES = 5
+
 
 @dataclass(frozen=True)
 class BlockProfile:

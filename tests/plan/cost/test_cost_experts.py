@@ -14,7 +14,7 @@ from paceline.plan.cost.collectives.of_a_step import collectives
 from paceline.plan.cost.collectives.within_passes import _copies_share, expert_collective
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.pricing import price
-from paceline.plan.cost.programs.known import MEGATRON_BRIDGE
+from paceline.plan.cost.programs.known import MEGATRON, MEGATRON_BRIDGE
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.axes import SENDING_UNITS, seconds_of
@@ -22,7 +22,7 @@ from paceline.plan.cost.time.compute import ROUTED_STARTS
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.profile import Fill, ModelProfile
+from paceline.spec.profile import ROUTING_MOVES, Fill, ModelProfile
 
 MODEL = opened(profile(4))
 ROUTED = {"experts": 64, "expert_parameters": 6_400_000, "routed_elements": 8 * 5e4, "expert_widths": (512, 128),
@@ -66,6 +66,27 @@ def test_tensor_ranks_with_whole_experts_of_their_own_split_no_width_and_are_in_
     apart, split = (context.sheet(plan(layout)) for context in contexts)
     assert apart.product_seconds[0, 0] < split.product_seconds[0, 0]
     assert int(apart.ring("ep").size[0]) == 8 and int(split.ring("ep").size[0]) == 4
+
+
+def test_tensor_ranks_with_a_part_of_every_expert_each_move_all_tokens_and_keep_all_rows() -> None:
+    """Every rank routes the whole sequence alike: four tensor ranks move and keep as much of it as one does."""
+    device, moved = published_cluster("h100-sxm", 8), ROUTING_MOVES * ROUTED["routed_elements"]
+    model = mixture(moved_elements=moved + 8e5, saved_elements=2 * ROUTED["routed_elements"] + 6e5, input_elements=1e5)
+
+    def both(software: Software, tp: int) -> tuple[float, float]:
+        context = PricedTask(model, device, 64, 1, software=software)
+        sheet = context.sheet(plan(Layout(dp_shard=8 // tp, tp=tp)))
+        return float(sheet.moving_seconds[0, 0]), float(sheet.kept_bytes[0][0, 0])
+
+    (alone_seconds, alone_bytes), (seconds, kept) = both(PACELINE, 1), both(PACELINE, 4)
+    assert seconds == pytest.approx(alone_seconds * (moved + 8e5 / 4) / (moved + 8e5))
+    inputs = 2e5  # of products, gathered
+    fp32 = alone_bytes - 2 * (2 * ROUTED["routed_elements"] + 6e5)
+    by_hand = 2 * (2 * ROUTED["routed_elements"] + inputs + 4e5 / 4) + fp32 / 4
+    assert kept == pytest.approx(by_hand)
+    assert both(MEGATRON, 4)[0] == pytest.approx(both(MEGATRON, 1)[0] / 4)  # each routes its part of the sequence
+    spread = dataclasses.replace(PACELINE, spreads_experts=True)
+    assert both(spread, 4)[0] == pytest.approx(both(spread, 1)[0] / 4)
 
 
 @pytest.mark.parametrize(("nodes", "groups"), [(8, (8, 4)), (4, (8, 4)), (2, (8, 3)), (16, (8, 4)), (8, (8, 8))])
@@ -132,7 +153,7 @@ def test_rows_that_are_picked_by_index_take_what_the_probe_says() -> None:
     """400,000 elements of a sample are picked twice, 4 B each at 8 GB/s there and back: 0.5 ns, 0.1667 ns a pass.
 
     Reading and writing them is counted already, 8 B at 80 GB/s are 0.1 ns of these: 0.0667 ns are left, 53 us a sample
-    in each of three passes, and half of it for either of two tensor ranks. A probe without the figure adds nothing, and
+    in each of three passes; either of two tensor ranks picks all rows. A probe without the figure adds nothing, and
     neither does one that says that picking is as fast as copying.
     """
 
@@ -147,7 +168,7 @@ def test_rows_that_are_picked_by_index_take_what_the_probe_says() -> None:
 
     beyond = 2 * 8 * 5e4 * (4 / 8e9 / 3 - 2 * 4 / 80e9)
     assert moving(8e9) - moving(None) == pytest.approx(beyond) and beyond == pytest.approx(53.3e-6, rel=1e-3)
-    assert moving(8e9, tp=2) - moving(None, tp=2) == pytest.approx(beyond / 2)
+    assert moving(8e9, tp=2) - moving(None, tp=2) == pytest.approx(beyond), "either tensor rank picks all rows"
     assert moving(1e12) == moving(None)
     assert moving(8e9, kind="cuda") == moving(None, kind="cuda"), "there the probe has timed how kernels start"
 

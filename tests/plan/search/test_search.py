@@ -15,7 +15,9 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.unknown import PROGRAM, Widths, time_widths
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.time.compute import host_starts
+from paceline.plan.cost.unknown import COMMUNICATING, LAUNCHING, OPEN, PROGRAM, STARTING, Widths, time_widths
 from paceline.plan.search.search import search
 from paceline.plan.search.space import micro_batches
 from paceline.plan.search.values import TIE_RATIO
@@ -201,47 +203,48 @@ def test_intervals_widen_with_weaker_sources():
         time_estimate((Term("a", 2.0, "", source),), rates, of_published)
         for source in ("measured", "published", "assumed")
     ]
-    assert [round(e.high / e.value - 1, 3) for e in by_source] == [0.16, 0.35, 0.6]
+    assert [round(e.high / e.value - 1, 3) for e in by_source] == [0.15, 0.35, 0.6]
     step = CalibrationStep("fp32", 64, 64, 1.0, 0.3, 0, 1e9, 0.0, 0.0, 0)
     probed = Rates(dataclasses.replace(cluster().device, calibration=(step,)), "fp32")
     spread = time_estimate((Term("a", 2.0, "", "measured"),), probed, of_published)
-    # Two calls of a second that spread by 15 % to either side: their mean by 0.15 / sqrt(2), beside the model's 16 %.
-    assert spread.high / spread.value - 1 == pytest.approx(math.hypot(0.16, 0.15 / math.sqrt(2)))
+    # Two calls of a second that spread by 15 % to either side: their mean by 0.15 / sqrt(2), beside the model's 15 %.
+    assert spread.high / spread.value - 1 == pytest.approx(math.hypot(0.15, 0.15 / math.sqrt(2)))
     small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), rates, of_published)
-    assert small.source == "measured" and small.high / small.value - 1 == pytest.approx(0.99 * 0.16 + 0.01 * 0.6)
+    assert small.source == "measured" and small.high / small.value - 1 == pytest.approx(0.99 * 0.15 + 0.01 * 0.6)
     for estimate in (*by_source, spread, small):
         assert estimate.low95 < estimate.low < estimate.value < estimate.high < estimate.high95
 
 
 def test_a_step_that_waits_for_links_and_launches_is_less_sure():
-    """A fifth for links and a tenth for launches: 0.3 x 0.2 = 0.06 and 0.8 x 0.1 = 0.08 beside 0.18."""
-    found = Widths(0.18, 0.36, "as known").of_step(0.2, 0.1)
-    assert found.narrow == pytest.approx(math.sqrt(0.18**2 + 0.06**2 + 0.08**2)) and found.because == "as known"
-    assert found.narrow == pytest.approx(0.206, abs=5e-4)
-    assert found.wide == pytest.approx(math.hypot(0.36, 0.1 * 1.959964 / 1.281552), rel=1e-6)
+    """A fifth for links, a tenth for launches that take half a step by themselves, and what it ran left open."""
+    found = Widths(0.18, 0.36, "as known").of_step(0.2, 0.1, 0.5, is_open=True)
+    more = math.hypot(0.2 * COMMUNICATING, 0.1 * LAUNCHING, 0.5 * STARTING, OPEN)
+    assert found.narrow == pytest.approx(math.hypot(0.18, more)) and found.because == "as known"
+    assert found.wide == pytest.approx(math.hypot(0.36, more * 1.959964 / 1.281552), rel=1e-6)
+    assert Widths(0.18, 0.36, "").of_step(0.2, 0.1).narrow < found.narrow
     assert Widths(0.18, 0.36, "").of_step(0.0, 0.0) == Widths(0.18, 0.36, "")
 
 
 def test_intervals_of_a_probed_machine_are_of_what_a_step_does():
-    """Three quarters computing within 16 %, a quarter communicating within 68 %, and what a mean of 16 calls spreads.
+    """Three quarters computing within 15 %, a quarter communicating within 37 %, and what a mean of 16 calls spreads.
 
-    0.75 x 0.16 = 0.12 and 0.25 x 0.68 = 0.17; calls that spread by 20 % to either side leave 5 % in a mean of 16,
-    and passes 6 % apart 3 %. Together sqrt(0.12^2 + 0.17^2 + 0.05^2 + 0.03^2) = 0.2161. Ten times as long a step
+    0.75 x 0.15 = 0.1125 and 0.25 x 0.37 = 0.0925; calls that spread by 20 % to either side leave 5 % in a mean of 16,
+    and passes 6 % apart 3 %. Together sqrt(0.1125^2 + 0.0925^2 + 0.05^2 + 0.03^2) = 0.1569. Ten times as long a step
     has less of the calls' spread, and all of the passes'.
     """
     step = CalibrationStep("fp32", 64, 64, 0.1, 0.4, 0, 1e9, 0.0, 0.0, 0, relative_drift=0.06)
     rates = Rates(dataclasses.replace(cluster().device, calibration=(step,)), "fp32")
     terms = (Term("a", 1.2, "", "measured", kind="products"), Term("b", 0.4, "", "measured", kind="collectives"))
     found = time_estimate(terms, rates, Widths(0.2, 0.4, ""))
-    half = math.hypot(0.12, 0.17, 0.05, 0.03)
-    assert found.high / found.value == pytest.approx(1 + half) and half == pytest.approx(0.2161, abs=1e-4)
-    assert math.log(found.high95 / found.value) == pytest.approx(1.7 * math.log(1 + half))
+    half = math.hypot(0.1125, 0.0925, 0.05, 0.03)
+    assert found.high / found.value == pytest.approx(1 + half) and half == pytest.approx(0.1569, abs=1e-4)
+    assert math.log(found.high95 / found.value) == pytest.approx(1.8 * math.log(1 + half))
     assert rates.spread_of_step(16.0) == pytest.approx(math.hypot(0.2 / math.sqrt(160), 0.03))
     assert rates.spread_of_step(0.01) == pytest.approx(math.hypot(0.2, 0.03))  # no step is surer than one call of it
 
 
 def test_a_machine_whose_blocks_disagree_is_less_sure_than_the_model():
-    """Steps of two sizes that took 1 and 4 times their parts: sqrt(4) - 1 = 100 %, in place of 16 %."""
+    """Steps of two sizes that took 1 and 4 times their parts: sqrt(4) - 1 = 100 %, in place of 15 %."""
     steps = tuple(CalibrationStep("fp32", 64, 64, seconds, 0.0, 0, 1e9, 0.0, 0.0, 0) for seconds in (1.0, 4.0))
     rates = Rates(dataclasses.replace(cluster().device, calibration=steps), "fp32")
     assert rates.size_spread == pytest.approx(1.0)
@@ -259,8 +262,11 @@ def test_intervals_of_published_devices_are_those_that_left_out_tables_missed():
     launches = sum(term.value for term in forecast.time if term.kind == "host") / forecast.step_seconds.value
     waits = sum(term.value for term in forecast.time if term.kind in ("collectives", "sync"))
     links = waits / forecast.step_seconds.value
-    of_step = widths.of_step(links, launches)
-    assert of_step.narrow == pytest.approx(math.hypot(widths.narrow, 0.3 * links, 0.8 * launches)) and launches > 0.5
+    starts = host_starts(PricedTask(profile(), where, 64, 1).sheet(chosen)).seconds[0] / forecast.step_seconds.value
+    assert launches > 0.5
+    of_step = widths.of_step(links, launches, starts)
+    more = (COMMUNICATING * links, LAUNCHING * launches, STARTING * starts)
+    assert of_step.narrow == pytest.approx(math.hypot(widths.narrow, *more))
     for estimate, narrow, wide in (
         (forecast.step_seconds, of_step.narrow, of_step.wide),
         (forecast.peak_bytes, constants.memory_80, constants.memory_95),

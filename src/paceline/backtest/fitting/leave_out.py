@@ -96,9 +96,10 @@ def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants
     """
     bare, device, cluster = replace(constants, time_80=0.0, time_95=0.0), case.cluster.device, case.cluster
     precision, program = priced.plan.precision, priced.program
-    widths = time_widths(bare, device.name, precision, program, cluster.devices, device.assumed_rates)
+    experts = bool(case.row.experts)
+    widths = time_widths(bare, device.name, precision, program, cluster.devices, device.assumed_rates, experts=experts)
     parts = waiting_parts([(term.kind, term.seconds) for term in priced.terms])
-    return math.sqrt(max(0.0, miss**2 - widths.of_step(*parts).narrow ** 2))
+    return math.sqrt(max(0.0, miss**2 - widths.of_step(*parts, priced.starting, is_open=case.is_open).narrow ** 2))
 
 
 def _summary(files: Sequence[FileResult]) -> LeftOut:

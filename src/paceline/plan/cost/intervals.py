@@ -18,18 +18,19 @@ from paceline.plan.cost.components import Component, only, total
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.cost.sheet import Sheet
+from paceline.plan.cost.time.compute import host_starts
 from paceline.plan.cost.unknown import Widths, time_widths
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Z80, Z95, Estimate, Kind, Term
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-# The same of a probed machine's measured terms, by what they are: what six grids of layouts missed, of three days and
-# two processors, each with the formulas of its hour (benchmarks/grid/calibrate.py). Of a grid that is left out the
-# others' intervals hold 79 % in the mean: 50 and 63 % of the oldest two, one of them of a processor that no formula had
-# been tried on, 96 % where formulas are newest. Tails are longer than a normal distribution's. All of them are of CPUs.
-PROBED_ERROR = {"computing": 0.16, "communicating": 0.68}
-PROBED_TAIL = 1.7  # half-widths of 95 % over those of 80 %, on those grids
+# The same of a probed machine's measured terms: what seven grids of layouts of two processors missed,
+# each with the formulas of its hour (benchmarks/grid/calibrate.py, 2026-11-28). Of a grid that is left out the others'
+# intervals hold 80 % in the mean: 66 % of the oldest, 91 % of the newest. Tails are longer than a normal
+# distribution's. All of them are of CPUs.
+PROBED_ERROR = {"computing": 0.15, "communicating": 0.37}
+PROBED_TAIL = 1.8  # half-widths of 95 % over those of 80 %, on those grids
 COMMUNICATING: tuple[Kind, ...] = ("collectives", "sends")
 # What of a published device's step waits for links: what the data axes wait for too, that computing does not hide. In
 # seven rounds of blind rows intervals held 97 % of those that wait less than half a per cent for it, and 60 % of those
@@ -55,11 +56,12 @@ def published_widths(sheet: Sheet) -> Widths:
 
 
 def time_estimate(
-    terms: tuple[Term, ...], rates: Rates, widths: Widths, learnt_spread: float | None = None
+    terms: tuple[Term, ...], rates: Rates, widths: Widths, learnt_spread: float | None = None, starting: float = 0.0
 ) -> Estimate:
     """Return the sum of time terms with its intervals.
 
-    Of a published device they have these `widths`, those that left-out tables and what is unknown give. Of a probed
+    Of a published device they have these `widths`, those that left-out tables and what is unknown give, with what is
+    of the step: what it waits for, and what `starting` its operators takes the host, as a part of it. Of a probed
     one, the half-width joins in quadrature the model's errors of computing and of communicating, each weighted by its
     part of the step, with the spread of a step's mean. After learning from runs it is what their posterior leaves,
     `learnt_spread`, a standard deviation of the logarithm.
@@ -71,7 +73,7 @@ def time_estimate(
     if learnt_spread is not None:
         return around(total, Z80 * learnt_spread, Z95 * learnt_spread, source)
     if rates.by_shares:
-        of_step = widths.of_step(*waiting_parts([(term.kind, term.value) for term in terms]))
+        of_step = widths.of_step(*waiting_parts([(term.kind, term.value) for term in terms]), starting)
         return around(total, of_step.narrow, of_step.wide, source)
     errors = dict.fromkeys(PROBED_ERROR, 0.0)
     for term in terms:
@@ -119,9 +121,10 @@ def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
     rates = sheet.rates
     if rates.by_shares:
         base, all_of_it = published_widths(sheet).narrow, total(formulas)
-        links, launches = (total(only(formulas, *kinds)) / all_of_it for kinds in (COMMUNICATING, LAUNCHED))
+        links, launches = (total(only(formulas, *kinds)) / all_of_it for kinds in (LINKED, LAUNCHED))
+        starting = np.minimum(1.0, host_starts(sheet).seconds / all_of_it)
         more = np.hypot(unknown.COMMUNICATING * links, unknown.LAUNCHING * launches)
-        found: Floats = np.hypot(base, more) / Z80
+        found: Floats = np.hypot(base, np.hypot(more, unknown.STARTING * starting)) / Z80
         return found
     whole, errors = total(formulas), {name: np.zeros(len(sheet.columns)) for name in PROBED_ERROR}
     for column in formulas:

@@ -30,6 +30,7 @@ from paceline.plan.cost.time.axes import axis_components, bubble_components
 from paceline.plan.cost.time.compute import (
     compute_components,
     fixed_component,
+    host_starts,
     launch_component,
     matrix_peak,
     optimizer_component,
@@ -149,7 +150,8 @@ def _forecast(
     context = sheet.context
     constants, rates = context.constants, sheet.rates
     widths = published_widths(sheet)
-    step = time_estimate(time, rates, widths, time_spread)
+    starting = float(host_starts(sheet).seconds[index]) / sum(term.value for term in time)
+    step = time_estimate(time, rates, widths, time_spread, starting)
     sure = with_intervals(time, widths.narrow, widths.wide) if rates.by_shares else probed_intervals(time, rates)
     run = _scaled(step, context.steps)
     flops = _step_flops(sheet, index)

@@ -91,5 +91,10 @@ class Software:
     recomputes: tuple[str, ...] = ()  # modes of recompute that it may run where a table does not say; (): any
     classes: tuple[int, ...] = ()  # ZeRO classes that it may run where a table does not say; 0: whole copies
 
+    @property
+    def routes_whole(self) -> bool:
+        """Whether tensor ranks with a part of every expert each send all tokens to experts and take them back."""
+        return not (self.routes_parts or self.spreads_experts)
+
 
 PACELINE = Software("Paceline", partitions=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
+from paceline.spec.profile import ROUTING_MOVES, BlockProfile, ModelProfile, TensorLimits
 from paceline.task.models.sizes import MoEConfig
 from paceline.task.profile.closed import closed_axes
 from paceline.task.profile.decoder import decoder_layer, profile_decoder, width_of
-from paceline.task.profile.transformer import ROUTING_MOVES, ROUTING_OPERATORS
+from paceline.task.profile.transformer import ROUTING_OPERATORS
 
-# Per token and chosen expert, in elements of the hidden width: the row is copied to its expert's place and its result
-# back, each read and written, and results are read to be added up.
 OPERATORS_PER_EXPERT = 5  # two products, split, silu, product; a grouped kernel launches fewer
 
 

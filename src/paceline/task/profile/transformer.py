@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.spec.profile import ROUTING_MOVES, BlockProfile, ModelProfile
 from paceline.task.profile.aligned import unaligned_flops
 
 MASK = 0.5  # a dropout mask of one byte, in elements of two
@@ -23,7 +23,6 @@ NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3,
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
-ROUTING_MOVES = 5  # of tokens to experts and back; grouped kernels serve all experts at once
 ROUTING_OPERATORS = 16  # softmax, choice, sort, counts, gathers, weighted sum, and what the balance needs
 
 

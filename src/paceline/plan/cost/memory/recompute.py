@@ -19,6 +19,9 @@ from paceline.spec.plan import RECOMPUTE
 
 GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
 WHOLE_INPUTS = 5  # what each tensor rank keeps whole without sequence parallelism: 10 s b h bytes of a layer (eq. 2)
+# Of what is sent to experts, kept whole over tp where tensor ranks have a part of every expert: their inputs' rows and
+# their results, which are weighed.
+ROUTED_ROWS = 2
 UNFUSED_LOGITS = 3  # of a loss in separate kernels: logits, exponentials and probabilities, each in fp32
 # Of a Llama layer of 20 hidden widths: silu(gate) of 4 and rotated queries and keys of 2 besides.
 UNFUSED_SAVED = 1.3
@@ -98,6 +101,9 @@ def _saved(columns: Columns, shapes: Shapes, software: Software, size: int) -> F
         wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
     if not software.fused:
         saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
+    if software.routes_whole:
+        rows = ROUTED_ROWS * shapes["routed_elements"] * shapes.repeated
+        inputs = inputs + np.minimum(rows, np.maximum(0.0, saved - inputs - keys))
     split = np.maximum(0.0, saved - inputs - keys)
     kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, saved)
     found: Floats = size * kept + max(4, size) * wide / (tp * cp)

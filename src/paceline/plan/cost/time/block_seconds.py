@@ -18,7 +18,7 @@ from paceline.plan.cost.on_cluster import TaskOnCluster
 from paceline.plan.cost.programs.low import NVFP4, PLAIN, RECIPES, Recipe
 from paceline.plan.cost.rates import ATTENTION_PASSES, LOW, Rates
 from paceline.plan.cost.time.fullness import fullness
-from paceline.spec.profile import BlockProfile
+from paceline.spec.profile import ROUTING_MOVES, BlockProfile
 
 FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
 # Seconds of cuDNN's fused attention on Hopper over those of FlashAttention-2, which `attention` is fitted on there: it
@@ -228,10 +228,13 @@ class BlockSeconds:
         if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
             stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
             whole = np.minimum(moved, stream)
+        routed, over = shapes["routed_elements"], tp
+        if self.context.software.routes_whole:
+            whole, over = np.minimum(moved, whole + ROUTING_MOVES * routed), np.ones_like(tp)
         slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
-        picked = ROUTING_PICKS * shapes["routed_elements"] * self.rates.beyond_picking_seconds / tp
+        picked = ROUTING_PICKS * routed * self.rates.beyond_picking_seconds / over
         moving = slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
         return (moving + picked + self.cast_seconds / 3) * self.fill("tokens")[:, None]
 

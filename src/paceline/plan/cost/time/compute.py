@@ -10,6 +10,7 @@ calibration factor, measured over modelled time of a small training step, where 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -139,6 +140,46 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
     of their measured latency.
     """
+    columns, rates = sheet.columns, sheet.rates
+    launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
+    starts = host_starts(sheet)
+    operators, again, selective, seconds = starts.operators, starts.again, starts.selective, starts.seconds
+    awaited = np.zeros(len(columns))
+    if not on_cpu:
+        awaited = _routing_starts(sheet, starts.stage)
+        exposed = launch.value * sheet.passes_made * awaited
+        seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
+        seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
+    note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
+    weak = max(known, SOURCES.index("assumed"))
+    return Component(
+        "operator launches",
+        "host",
+        seconds,
+        np.where((selective > 0) | (awaited > 0), weak, known),
+        lambda i: (
+            f"{sheet.passes_made[i]:g} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
+            f" time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
+        ),
+        "host and device in parallel",
+        clock="forward_backward",
+    )
+
+
+@dataclass(frozen=True)
+class HostStarts:
+    """What the host starts in the pipeline stage whose launches set the pace, for every plan."""
+
+    stage: Ints  # its row of the sheet
+    operators: Floats  # in a forward pass of a micro-batch
+    again: Floats  # for recompute
+    selective: Floats  # for recompute that a policy in Python chooses
+    seconds: Floats  # of a step, whatever the device's work hides of them
+
+
+def host_starts(sheet: Sheet) -> HostStarts:
+    """Return what the host starts, and how long that takes it by itself."""
     columns, rates, rows = sheet.columns, sheet.rates, sheet.rows
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
     shapes, software, constants = sheet.context.shapes, sheet.context.software, sheet.context.constants
@@ -161,29 +202,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         per_micro_batch = per_micro_batch + rows.parts.number(shapes.collectives) * each[rows.plan]
     # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
     at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
-    operators, again, selective = operators[at], again[at], selective[at]
-    seconds = sheet.passes_made * per_micro_batch[at]
-    awaited = np.zeros(len(columns))
-    if not on_cpu:
-        awaited = _routing_starts(sheet, at)
-        exposed = launch.value * sheet.passes_made * awaited
-        seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
-        seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
-    note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
-    known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
-    weak = max(known, SOURCES.index("assumed"))
-    return Component(
-        "operator launches",
-        "host",
-        seconds,
-        np.where((selective > 0) | (awaited > 0), weak, known),
-        lambda i: (
-            f"{sheet.passes_made[i]:g} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
-            f" time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
-        ),
-        "host and device in parallel",
-        clock="forward_backward",
-    )
+    return HostStarts(at, operators[at], again[at], selective[at], sheet.passes_made * per_micro_batch[at])
 
 
 def _routing_starts(sheet: Sheet, rows: Ints) -> Floats:
