@@ -9,6 +9,7 @@ import pytest
 from runs import write_corpus
 
 from paceline.cli.main import main
+from paceline.patience import Patience
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.supervise.supervisor import Outcome
@@ -107,3 +108,33 @@ def test_parts_after_one_that_failed_are_left_out_and_those_before_it_are_not(tm
     worker._tell(told, 2, failed=died)
     assert worker._still_asked(rows, [0, 1], told) == [1], "the part before it may say more"
     assert worker._lines(told)[-1] == {"job": 0, "failed": died}
+
+
+WAITS = """
+import torch
+import torch.distributed as dist
+
+from paceline.task.objective import next_token
+
+
+def by_rank(model, batch):
+    if dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 0:
+        dist.broadcast(torch.zeros(3), src=1)
+    return next_token(model, batch)
+"""
+
+
+@pytest.mark.deep
+def test_ranks_that_would_wait_for_each_other_for_ever_are_told_in_seconds(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rank waits for numbers that the second sends never, which waits for the first one's gradients."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patience = Patience(240.0)  # the ten minutes of a collective are no answer
+    words = [*command[:2], "--layout", "dp_replicate=2", "--dtype", "fp64", "--set", "task.objective=waits:by_rank"]
+    assert main(words) == 4
+    told = capsys.readouterr().err
+    assert not patience.is_over
+    assert "all 2 ranks wait for each other, and would for ever" in told
+    assert "rank 0 in broadcast, called by by_rank (" in told and "waits.py:10)" in told
