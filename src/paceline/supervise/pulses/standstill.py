@@ -92,7 +92,8 @@ class Standstill:
         passed, self._looked = min(now - self._looked, LONGEST_LOOK_SECONDS), now
         if self._standing is Standing.ASKED:
             if all(now > before for now, before in zip(self._lengths(), self._before, strict=True)):
-                self._standing, self._cores = Standing.ANSWERED, None  # to write them each rank has moved
+                # To write them each rank has moved; and which threads wanted a core was not looked at since.
+                self._standing, self._cores, self._wanted = Standing.ANSWERED, None, set()
         elif not self._stand_still(passed, ended):
             self._standing = Standing.LOOKS
         elif self._standing is Standing.LOOKS and self._still_seconds >= STILL_SECONDS:
