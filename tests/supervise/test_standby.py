@@ -131,6 +131,7 @@ def test_a_standby_that_began_before_the_lock_was_taken_holds_it_and_so_do_its_r
     kept, lock.descriptor = lock.descriptor, 100  # a number that the other process has not
     standby.forks([], {})
     standby.hold(lock)
+    assert standby.is_ready()
     rank = standby.start({"RANK": "0"})
     wait_until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
     number, token, generation = (tmp_path / "told").read_text().split(":")

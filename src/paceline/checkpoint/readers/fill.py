@@ -151,9 +151,7 @@ class _Sums:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._parts = {
-            (name, place): local for name, tensor in tensors.items() for place, local in parts_here(tensor)
-        }
+        self._parts = {(name, place): local for name, tensor in tensors.items() for place, local in parts_here(tensor)}
         self._weights = PlaceWeights()
         self._under_way: dict[tuple[str, Box], SumOfPart] = {}
 
