@@ -126,6 +126,7 @@ def test_a_standby_that_began_before_the_lock_was_taken_holds_it_and_so_do_its_r
     (tmp_path / "standby_that_holds.py").write_text(HOLDS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     standby = Standby("standby_that_holds", str(tmp_path / "told"), {**os.environ, "PYTHONPATH": path})
+    (tmp_path / "run").mkdir()  # else it goes with its lock
     lock = take(tmp_path / "run")
     os.dup2(lock.descriptor, 100)
     kept, lock.descriptor = lock.descriptor, 100  # a number that the other process has not
