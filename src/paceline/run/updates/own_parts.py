@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 from paceline.checkpoint import materialise_optimizer_state
 from paceline.task.models.held import local_of
 
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # by torch's names, of which none is public
+GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 
 
@@ -58,8 +60,9 @@ class UpdateOfParts:
     def _may(self) -> bool:
         """Return whether the parts can be updated by themselves: all have their state, and nobody watches the steps."""
         optimizer = self.optimizer
-        is_watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if is_watched or "step" in vars(optimizer):  # as by a scheduler of torch's
+        hooks = [getattr(optimizer, name, None) for name in HOOKS]
+        hooks += [getattr(torch.optim.optimizer, name, None) for name in GLOBAL_HOOKS]
+        if any(hooks) or "step" in vars(optimizer):  # as by a scheduler of torch's
             return False
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         if isinstance(optimizer, torch.optim.Adam) and all(
