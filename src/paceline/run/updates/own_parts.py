@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.optim.optimizer as of_all
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -61,7 +62,7 @@ class UpdateOfParts:
         """Return whether the parts can be updated by themselves: all have their state, and nobody watches the steps."""
         optimizer = self.optimizer
         hooks = [getattr(optimizer, name, None) for name in HOOKS]
-        hooks += [getattr(torch.optim.optimizer, name, None) for name in GLOBAL_HOOKS]
+        hooks += [getattr(of_all, name, None) for name in GLOBAL_HOOKS]
         if any(hooks) or "step" in vars(optimizer):  # as by a scheduler of torch's
             return False
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
