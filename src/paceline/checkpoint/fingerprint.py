@@ -85,7 +85,7 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
     if not isinstance(tensor, DTensor):
         return tensor.detach(), [((0,) * tensor.dim(), tuple(tensor.shape))]
     with torch.no_grad():
-        local = tensor.to_local()
+        local = tensor.to_local().detach()
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return local, []
