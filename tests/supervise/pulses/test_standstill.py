@@ -180,3 +180,40 @@ def test_a_supervisor_ends_ranks_that_wait_for_each_other(
         assert "ranks 0, 1 in all_reduce" in str(outcome.error["because"])
     else:
         assert outcome.error is not None and outcome.error["what"] == "it took too long"
+
+
+OF_TORCH = """
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from paceline.supervise.pulses.standstill import answering_with_stacks
+
+rank = int(os.environ["RANK"])
+
+def step():
+    if rank == 0:
+        dist.broadcast(torch.zeros(3), src=1)
+    dist.all_reduce(torch.zeros(3))
+
+with answering_with_stacks(Path(os.environ["PACELINE_ERRORS"]), rank):
+    dist.init_process_group("gloo", os.environ["PACELINE_RENDEZVOUS"], rank=rank, world_size=2)
+    step()
+"""
+
+
+@pytest.mark.deep
+def test_collectives_of_torch_that_do_not_match_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo would end them after ten minutes; its threads look for messages all the while."""
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
+    (tmp_path / "rank.py").write_text(OF_TORCH)
+
+    def start(place: dict[str, str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(tmp_path / "rank.py")]
+        return subprocess.Popen(command, env={**environment(), **place}, process_group=0)
+
+    outcome = supervise_started(start, 2, environment(), limit_seconds=200, answer=True)
+    assert outcome.exit_code == 4 and outcome.error is not None
+    told = str(outcome.error["because"])
+    assert "rank 0 in broadcast, called by step (" in told and "rank 1 in all_reduce, called by step (" in told

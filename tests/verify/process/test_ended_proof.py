@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from runs import write_corpus
 
 from paceline.cli.main import main
-from paceline.patience import Patience
+from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
+from paceline.supervise.pulses.pulse import STACK_SIGNAL, stack_path
 from paceline.supervise.supervisor import Outcome
 from paceline.verify.process import start, worker
 from paceline.verify.process.group import Job, Result, _failure
@@ -110,31 +112,26 @@ def test_parts_after_one_that_failed_are_left_out_and_those_before_it_are_not(tm
     assert worker._lines(told)[-1] == {"job": 0, "failed": died}
 
 
-WAITS = """
-import torch
-import torch.distributed as dist
-
-from paceline.task.objective import next_token
-
-
-def by_rank(model, batch):
-    if dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 0:
-        dist.broadcast(torch.zeros(3), src=1)
-    return next_token(model, batch)
-"""
-
-
-@pytest.mark.deep
-def test_ranks_that_would_wait_for_each_other_for_ever_are_told_in_seconds(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_ranks_of_a_proof_answer_with_their_stacks_and_are_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first rank waits for numbers that the second sends never, which waits for the first one's gradients."""
-    (tmp_path / "waits.py").write_text(WAITS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    patience = Patience(240.0)  # the ten minutes of a collective are no answer
-    words = [*command[:2], "--layout", "dp_replicate=2", "--dtype", "fp64", "--set", "task.objective=waits:by_rank"]
-    assert main(words) == 4
-    told = capsys.readouterr().err
-    assert not patience.is_over
-    assert "all 2 ranks wait for each other, and would for ever" in told
-    assert "rank 0 in broadcast, called by by_rank (" in told and "waits.py:10)" in told
+    """Who waits for each other for ever is found so (tests/supervise/pulses/test_standstill.py), in seconds."""
+    seen: list[object] = []
+
+    def supervised(start: Callable[..., object], ranks: int, environ: object, answer: bool) -> Outcome:
+        seen.append((ranks, answer))
+        start({})
+        return Outcome(0)
+
+    def compared(*_: object) -> None:
+        os.kill(os.getpid(), STACK_SIGNAL)  # whoever does not expect it ends of it
+        seen.append("in compared" in stack_path(tmp_path, 1).read_text())
+
+    monkeypatch.setenv("PACELINE_ERRORS", str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(worker, "supervise_started", supervised)
+    monkeypatch.setattr(worker, "fork", lambda work, environ: work())
+    monkeypatch.setattr(worker, "_compare_all", compared)
+    row = worker.Row(tmp_path, Plan(Layout(dp_shard=2), batch_samples=8, micro_batch=4), "steps", False, 1)
+    assert worker._in_forks({0: row}, worker.ReadOnce(), tmp_path / "results") == Outcome(0)
+    assert seen == [(2, True), True]
