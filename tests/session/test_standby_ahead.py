@@ -19,7 +19,10 @@ class Noted:
     """Stands for a standby, and notes what becomes of it."""
 
     def __init__(self, *told: Any) -> None:
-        self.told, self.is_closed = told, False
+        self.told, self.is_closed, self.held = told, False, list[Any]()
+
+    def hold(self, lock: Any) -> None:
+        self.held.append(lock)
 
     def close(self) -> None:
         self.is_closed = True
@@ -73,6 +76,29 @@ def test_where_it_is_there_before_the_plan(
     assert seen == [made] and len(made) == is_ahead
     assert given == proofs == (made or [None]), "it is handed on to what proves and to what starts ranks"
     assert all(standby.is_closed for standby in made)
+
+
+@pytest.mark.parametrize(
+    ("devices", "run", "environ", "begins"),
+    [(2, {}, {}, True), (2, {"verify": True}, {}, True), (1, {}, {}, False), (2, {"nodes": {"count": 2}}, {}, False),
+     (2, {"recovery": {"standby": False}}, {}, False), (2, {"when": "18:00-06:00"}, {}, False),
+     (2, {}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, False)],
+)  # fmt: skip
+def test_it_begins_before_the_lock_is_taken_where_this_process_begins_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int, run: Any, environ: dict[str, str], begins: bool
+) -> None:
+    made: list[Noted] = []
+    monkeypatch.setattr(ahead, "Standby", lambda *told: made.append(Noted(*told)) or made[-1])
+    monkeypatch.setattr(ahead.os, "environ", environ)
+    spec = spec_of(tmp_path / "run", devices, **run)
+    with ahead.standby_first(spec) as first:
+        assert (first is not None) == begins == bool(made)
+        if first is not None:
+            assert made[0].told[-1] is None, "there is no lock yet"
+            with take(tmp_path / "run") as lock, ahead.standby_ahead(spec, lock, first) as standby:
+                assert standby is first and made[0].held == [lock] and not made[0].is_closed
+            assert made[0].is_closed, "before the lock is let go"
+    assert len(made) == begins
 
 
 def test_it_is_closed_where_planning_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from runs import is_running, wait_until
 
 from paceline.errors import PacelineError
+from paceline.lock import take, try_lock
 from paceline.supervise import lines as lines_module
 from paceline.supervise import standby as standby_module
 from paceline.supervise import starting
@@ -99,6 +100,52 @@ def test_a_signal_that_is_passed_on_takes_no_word_from_who_waits_for_it(
     finally:
         flag.release()
         standby.close()
+
+
+# Begins before there is a lock, forks once, and leaves what its fork knows of the lock.
+HOLDS = """
+import os, signal, socket, sys
+from pathlib import Path
+from paceline.session.standby import with_lock_here
+from paceline.supervise.lines import Lines
+
+lines = Lines(socket.socket(fileno=int(sys.argv[1])), takes_descriptors=True)
+lines.send({"because": ""})
+assert lines.take() == {"lock": True}
+environ = with_lock_here(lines.take()["fork"], lines.descriptors)
+child = os.fork()
+if child == 0:
+    Path(sys.argv[2]).write_text(environ["PACELINE_LOCK"])
+    signal.pause()
+lines.send({"forked": child})
+lines.take()
+"""
+
+
+def test_a_standby_that_began_before_the_lock_was_taken_holds_it_and_so_do_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "standby_that_holds.py").write_text(HOLDS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    standby = Standby("standby_that_holds", str(tmp_path / "told"), {**os.environ, "PYTHONPATH": path})
+    (tmp_path / "run").mkdir()  # else it goes with its lock
+    lock = take(tmp_path / "run")
+    os.dup2(lock.descriptor, 100)
+    kept, lock.descriptor = lock.descriptor, 100  # a number that the other process has not
+    standby.forks([], {})
+    standby.hold(lock)
+    assert standby.is_ready()
+    rank = standby.start({"RANK": "0"})
+    wait_until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
+    number, token, generation = (tmp_path / "told").read_text().split(":")
+    assert number != "100" and (token, generation) == (lock.token, "1")
+    assert Path(f"/proc/{rank.pid}/fd/{number}").resolve() == tmp_path / "run" / "lock"
+    os.close(100)
+    lock.descriptor = kept
+    lock.release()
+    with (tmp_path / "run" / "lock").open() as file:
+        assert try_lock(file.fileno()) is False, "the rank lives"
+        standby.close()
+        wait_until(lambda: not is_running(rank.pid))
+        assert try_lock(file.fileno()) is True
 
 
 @pytest.fixture

@@ -32,14 +32,18 @@ FEW_WORDS = 2**16  # of a part that is not handed to a thread: that would cost m
 ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
 SHORT_ROW_WORDS = 64
 FIRST_VALUES = 64
+MOST_PLACES = 4096
 
+# Where parts lie, by what decides that alone: shape, placements, the mesh's shape and this rank's place in it. torch
+# works it out in 0.1 ms, a save and a load ask several times for each tensor, and many tensors are alike.
+_PLACES: dict[tuple[Any, ...], list[Box]] = {}
 PartSums = dict[str, dict[Box, int]]
 WordArray = npt.NDArray[Any]
 
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
     """Return the sums of the parts that this rank holds, by tensor and place."""
-    held = [(name, place, local) for name, tensor in tensors.items() for place, local in parts_here(tensor.detach())]
+    held = [(name, place, local) for name, tensor in tensors.items() for place, local in parts_here(tensor)]
     sums = part_sums([(local, place[0]) for _, place, local in held])
     return sums_by_name(tensors, [(name, place) for name, place, _ in held], sums)
 
@@ -74,14 +78,30 @@ def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequen
 
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
-    """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh."""
+    """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh.
+
+    It is the memory of the tensor itself, of which no gradient is known.
+    """
     if not isinstance(tensor, DTensor):
-        return tensor, [((0,) * tensor.dim(), tuple(tensor.shape))]
-    if tensor.device_mesh.get_coordinate() is None:
-        return tensor.to_local(), []
-    # The hook by which torch.distributed.checkpoint itself asks a tensor where its part lies.
-    chunks = tensor.__create_chunk_list__()
-    return tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
+        return tensor.detach(), [((0,) * tensor.dim(), tuple(tensor.shape))]
+    with torch.no_grad():
+        local = tensor.to_local().detach()
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return local, []
+    if type(local) is not torch.Tensor:  # which may lie in several places
+        return local, _places(tensor)
+    of_layout = tuple(tensor.shape), tensor.placements, tuple(tensor.device_mesh.shape), tuple(coordinate)
+    if of_layout not in _PLACES:
+        if len(_PLACES) >= MOST_PLACES:
+            _PLACES.clear()
+        _PLACES[of_layout] = _places(tensor)
+    return local, [*_PLACES[of_layout]]
+
+
+def _places(tensor: DTensor) -> list[Box]:
+    """Return where a rank's part lies, by the hook by which torch.distributed.checkpoint itself asks a tensor."""
+    return [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in tensor.__create_chunk_list__()]
 
 
 def within(local: torch.Tensor, place: Box, box: Box) -> torch.Tensor:

@@ -160,7 +160,7 @@ def _open_for(
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)
-        wanted = {name: local_part(tensor.detach())[1] for name, tensor in tensors.items()}
+        wanted = {name: local_part(tensor)[1] for name, tensor in tensors.items()}
         return manifest, index.kinds, index.find(wanted, near=ranks.rank * manifest.world_size // ranks.size)
 
     manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)

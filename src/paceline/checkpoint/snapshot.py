@@ -101,7 +101,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if dtype_name(tensor.dtype) not in DTYPES or tensor.is_meta or tensor.layout != torch.strided:
         kind = f"it is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
         raise StorageError(f"'{name}' cannot be saved", kind, f"dense, not on meta, one of: {', '.join(DTYPES)}")
-    return tensor.detach()
+    return tensor
 
 
 def plain_json(extra: Mapping[str, object]) -> dict[str, object]:

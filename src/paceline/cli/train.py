@@ -9,10 +9,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
 from paceline.cli.json.shapes import TRAIN
 from paceline.cli.output import print_json, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, number, whole
+
+if TYPE_CHECKING:
+    from paceline.spec.load import Spec
 
 EXAMPLE = "paceline train examples/stdlib-code.toml --steps 50 --run-dir runs/short"
 CODES = (3, 4, 5, 6, 74, 75)
@@ -66,21 +70,29 @@ def execute(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec, [*options.overrides, *short])
     if options.faults is not None:
         spec = dataclasses.replace(spec, run=with_faults(spec.run, options.faults))
-    with collector_at_rest():
-        from paceline.session.start import train
-
     if not options.json:
-        return train(spec)
+        return _trained(spec)
     from paceline.launch.here import place_here
     from paceline.report.build import build_report
     from paceline.spec.arguments import run_directory
     from paceline.spec.run_files import is_run
 
     with stdout_to_stderr():
-        code = train(spec)
+        code = _trained(spec)
     place = place_here(os.environ)
     if place is None or place.rank == 0:  # under torchrun every rank is here, and one object is wanted
         run_dir = run_directory(spec)
         report = build_report(run_dir).as_dict() if is_run(run_dir) else None
         print_json({"run_dir": str(run_dir), "report": report}, TRAIN, code)
     return code
+
+
+def _trained(spec: Spec) -> int:
+    """Train, and import what that needs while the standby imports torch; return the exit code."""
+    from paceline.cluster.here.collector import collector_at_rest
+    from paceline.session.ahead import standby_first
+
+    with standby_first(spec) as standby:
+        with collector_at_rest():
+            from paceline.session.start import train
+        return train(spec, standby=standby)

@@ -20,7 +20,7 @@ from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.passes import AnyObjective, Passes, SequentialPasses
 from paceline.run.loop.routing import RouterWatch, watch_routing
-from paceline.run.loop.step import Stepper
+from paceline.run.loop.step import Stepper, Updates
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
@@ -42,6 +42,7 @@ from paceline.run.record.remarks import remarks_on
 from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
 from paceline.run.replicas.build import copy_sync, refuse_unproven
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer
+from paceline.run.updates.own_parts import UpdateOfParts
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
@@ -110,7 +111,7 @@ def assemble(
         sync=copy_sync(laid.model, plan, mesh, world, laid.sums),
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
+        updater=_updater(optimizer, plan),
         routing=routing,
         names=names,
         groups=task.optimizer.groups,
@@ -291,6 +292,13 @@ def _optimizer(
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
         raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
     return optimizer
+
+
+def _updater(optimizer: torch.optim.Optimizer, plan: Plan) -> Updates:
+    """Return what changes the weights by the optimizer's rule, where its state rests and as its weights lie."""
+    if plan.offloads_optimizer:
+        return OffloadedUpdate(optimizer, plan.state_bucket_bytes)
+    return UpdateOfParts(optimizer) if UpdateOfParts.serves(optimizer) else optimizer
 
 
 def _passes(laid: _LaidOut, looked: _Looked, plan: Plan, world: World, routing: RouterWatch | None) -> list[Passes]:

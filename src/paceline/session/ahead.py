@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from paceline.launch.here import without_place
+from paceline.launch.here import place_here, without_place
 from paceline.lock import RunLock
 from paceline.spec.load import Spec
 from paceline.spec.watch.when import WhenSpec
@@ -17,17 +17,40 @@ STANDBY = "paceline.session.standby"
 
 
 @contextlib.contextmanager
-def standby_ahead(spec: Spec, lock: RunLock) -> Iterator[Standby | None]:
-    """Give the standby of a run that is to have ranks of its own, before the run is planned; None for others.
+def standby_first(spec: Spec) -> Iterator[Standby | None]:
+    """Give the standby of a run that this process begins alone, before anything else is done; None for others.
 
-    The proof's ranks are forked from it too, where the run is to be proven.
+    Its imports take longest of all that a start does. The lock of the run's directory is handed to it (`Standby.hold`).
     """
-    is_wanted = spec.run.recovery.standby and spec.cluster.devices > 1 and sys.platform == "linux"
-    if not is_wanted or spec.run.when != WhenSpec():
+    if spec.run.nodes.count > 1 or place_here(os.environ) is not None or not _is_wanted(spec):
         yield None
         return
-    with contextlib.closing(Standby(STANDBY, PROOF if spec.run.verify else WORKER, os.environ, lock)) as standby:
+    with contextlib.closing(_standby_of(spec)) as standby:
         yield standby
+
+
+@contextlib.contextmanager
+def standby_ahead(spec: Spec, lock: RunLock, first: Standby | None = None) -> Iterator[Standby | None]:
+    """Give the standby of a run that is to have ranks of its own, before the run is planned; None for others.
+
+    The proof's ranks are forked from it too, where the run is to be proven. `first` is one that has begun by now.
+    """
+    if first is None and not _is_wanted(spec):
+        yield None
+        return
+    with contextlib.closing(first or _standby_of(spec, lock)) as standby:
+        if first is not None:
+            first.hold(lock)
+        yield standby
+
+
+def _is_wanted(spec: Spec) -> bool:
+    policy = spec.run.recovery
+    return policy.standby and spec.cluster.devices > 1 and sys.platform == "linux" and spec.run.when == WhenSpec()
+
+
+def _standby_of(spec: Spec, lock: RunLock | None = None) -> Standby:
+    return Standby(STANDBY, PROOF if spec.run.verify else WORKER, os.environ, lock)
 
 
 @contextlib.contextmanager

@@ -20,9 +20,11 @@ import socket
 import sys
 import threading
 import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.lock import LOCK_VARIABLE
 from paceline.supervise.forked import leave, split
 from paceline.supervise.lines import Lines
 from paceline.supervise.logs.rank import into_log
@@ -40,7 +42,7 @@ def main() -> int:
         signal.signal(stop, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     name_process("paceline-standby")
-    lines = Lines(socket.socket(fileno=int(sys.argv[1])))
+    lines = Lines(socket.socket(fileno=int(sys.argv[1])), takes_descriptors=True)
     because = prepare(sys.argv[2])
     lines.send({"because": because})
     words = [] if because else serve(lines)
@@ -79,9 +81,10 @@ def prepare(kind: str) -> str:
         import paceline.verify.process.checks
         import paceline.verify.process.worker  # noqa: F401
 
+    # Or every rank's collections would go through, and so copy, all that this process holds. It is not looked through
+    # here either: that takes a third of a second, for which ranks would wait, and finds next to nothing.
+    gc.freeze()
     gc.enable()
-    gc.collect()
-    gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
     if threads > 1:
@@ -111,7 +114,8 @@ def serve(lines: Lines) -> list[str]:
         except EOFError:
             return []
         if asked is not None and "fork" in asked:
-            child = split(asked["fork"], ends_by(asked["fork"]))
+            environ = with_lock_here(asked["fork"], lines.descriptors)
+            child = split(environ, ends_by(environ))
             if child is None:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -120,9 +124,20 @@ def serve(lines: Lines) -> list[str]:
                 return list(asked["work"])
             running[child.pid] = False
             lines.send({"forked": child.pid})
-        elif asked is not None:
+        elif asked is not None and "collect" in asked:
             os.waitpid(asked["collect"], 0)
             del running[asked["collect"]]
+
+
+def with_lock_here(environ: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, str]:
+    """Return an environment whose lock is the descriptor that has come to this process, where one has.
+
+    The supervisor knows it by another number.
+    """
+    if not descriptors or LOCK_VARIABLE not in environ:
+        return dict(environ)
+    rest = environ[LOCK_VARIABLE].partition(":")[2]
+    return {**environ, LOCK_VARIABLE: f"{descriptors[-1]}:{rest}"}
 
 
 def _tell_ends(running: dict[int, bool], lines: Lines) -> None:

@@ -54,19 +54,20 @@ Say = Callable[[str], None]
 
 
 @printed_aside()
-def train(spec: Spec, say: Say = say_line) -> int:
+def train(spec: Spec, say: Say = say_line, standby: Standby | None = None) -> int:
     """Train the spec on this machine's devices, or as a part of a run that others have started; return the exit code.
 
+    `standby` is one that has begun by now, where this process begins the run alone.
     Prints the plan and its price before, and the report after. Raises RunInUse at once where another run has the
     directory, and a PacelineError for what is wrong before training starts; what goes wrong later is explained on
     stderr and in the report.
     """
-    outcome = trained(spec, say)
+    outcome = trained(spec, say, standby)
     explain(outcome)
     return outcome.exit_code
 
 
-def trained(spec: Spec, say: Say = say_line) -> Outcome:
+def trained(spec: Spec, say: Say = say_line, standby: Standby | None = None) -> Outcome:
     """Do what `train` does and return how the run has ended; its error is left to the caller to tell."""
     end_with_step(os.environ)
     check_extras(spec.run)
@@ -75,15 +76,15 @@ def trained(spec: Spec, say: Say = say_line) -> Outcome:
     place = place_here(os.environ)
     if place is None and spec.run.nodes.count == 1:
         with requeued_early() as is_over:
-            return _train_alone(spec, run_dir, say, is_over)
+            return _train_alone(spec, run_dir, say, is_over, standby)
     from paceline.session.nodes.among import train_among_others
 
     return Outcome(train_among_others(spec, place, say))
 
 
-def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> Outcome:
+def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None], first: Standby | None) -> Outcome:
     """Tell the story of a run that nobody else takes part in, and return how it has ended."""
-    with take(run_dir) as lock, standby_ahead(spec, lock) as standby, listed_once():
+    with take(run_dir) as lock, standby_ahead(spec, lock, first) as standby, listed_once():
         with collector_at_rest():
             if traces_here(spec):
                 import torch  # noqa: F401

@@ -12,7 +12,7 @@ from paceline.patience import Patience
 from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
-from paceline.supervise.pulses.watch import PulseWatch
+from paceline.supervise.pulses.watch import WorldWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS
 
@@ -106,12 +106,12 @@ def attend(
     grace_seconds: float,
     is_settled: Callable[[], bool] = lambda: False,
     spared: Callable[[], Collection[int]] = tuple,
-    pulses: PulseWatch | None = None,
+    pulses: WorldWatch | None = None,
     is_asked: Callable[[], bool] = lambda: False,
 ) -> None:
     """Return when all processes have ended, the limit is over, or things are settled.
 
-    Ranks that hang, as their `pulses` tell, are ended: that is their failure.
+    Ranks that hang, as the watch over their `pulses` tells, are ended: that is their failure.
     After a failure, or where all are asked to end, the others have a grace; who has not ended by then, by itself or as
     asked, is killed if not spared.
     """

@@ -15,8 +15,10 @@ CHUNK_BYTES = 1 << 16
 class Lines:
     """One end of a pair of sockets: sends and takes lines of JSON."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
+    def __init__(self, end: socket.socket, takes_descriptors: bool = False) -> None:
+        """With `takes_descriptors` the other end, a process of this machine, may send some beside a message."""
+        self.end, self._takes_descriptors = end, takes_descriptors
+        self.descriptors: list[int] = []  # that have come, and are this process's own
         self._rest = b""
         self._taken: list[dict[str, object]] = []
 
@@ -29,6 +31,12 @@ class Lines:
         """Send one message. Raises OSError where the other end is gone."""
         self.end.sendall(json.dumps(message).encode() + b"\n")
 
+    def send_descriptor(self, message: Mapping[str, object], descriptor: int) -> None:
+        """Send one message, and a descriptor beside it. Raises OSError where the other end is gone."""
+        content = json.dumps(message).encode() + b"\n"
+        sent = socket.send_fds(self.end, [content], [descriptor])
+        self.end.sendall(content[sent:])
+
     def beat(self) -> None:
         """Send an empty message if there is room for it, else nothing. Raises OSError where the other end is gone."""
         if is_ready(self.end, select.POLLOUT, 0.0):
@@ -40,7 +48,7 @@ class Lines:
             if not is_ready(self.end, select.POLLIN, timeout_seconds):
                 return None
             try:
-                found = self.end.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+                found = self._received()
             except BlockingIOError:  # somebody else has read it meanwhile, as a signal handler
                 continue
             except ConnectionError as error:
@@ -50,6 +58,13 @@ class Lines:
             *lines, self._rest = (self._rest + found).split(b"\n")
             self._taken += [json.loads(line) if line else {} for line in lines]
         return self._taken.pop(0)
+
+    def _received(self) -> bytes:
+        if not self._takes_descriptors:
+            return self.end.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+        found, descriptors, _, _ = socket.recv_fds(self.end, CHUNK_BYTES, 1, socket.MSG_DONTWAIT)
+        self.descriptors += descriptors
+        return found
 
 
 def is_ready(end: socket.socket, event: int, timeout_seconds: float | None) -> bool:

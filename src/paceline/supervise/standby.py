@@ -85,6 +85,12 @@ class Standby:
                 process_group=0, pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip
 
+    def hold(self, lock: RunLock) -> None:
+        """Have the standby hold the lock of a run's directory too, and so its ranks: it began before that was taken."""
+        self._lock = lock
+        with contextlib.suppress(OSError):  # it has ended, which is told by who asks whether it is ready
+            self._lines.send_descriptor({"lock": True}, lock.descriptor)
+
     def forks(self, work: Sequence[str], environ: Mapping[str, str]) -> None:
         """Take what ranks do, in words that the module takes, and where: it may import before that is known."""
         self._work, self._environ = list(work), dict(environ)

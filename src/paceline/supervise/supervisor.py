@@ -27,7 +27,8 @@ from paceline.supervise.groups import HASHES_ALIKE, Process, collect
 from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
-from paceline.supervise.pulses.watch import PulseWatch
+from paceline.supervise.pulses.standstill import Standstill
+from paceline.supervise.pulses.watch import PulseWatch, WorldWatch
 from paceline.supervise.signals import ForwardingFlag, forward_signals
 from paceline.supervise.told.place import FILE, RENDEZVOUS
 
@@ -86,14 +87,16 @@ def supervise_started(
     limit_seconds: float = math.inf,
     health: HealthSpec | None = None,
     run_dir: Path | None = None,
+    answer: bool = False,
 ) -> Outcome:
     """Start one process per rank, `start(what its environment has besides)`, and return how they ended.
 
-    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`. A stop signal is
-    passed on as SIGTERM, the one that a process ends of without a word. One that comes when all have ended, while what
-    they leave is cleared, counts too: whoever was asked to stop starts nothing further.
+    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`. Without, ranks that
+    `answer` with their stacks are ended where they wait for each other for ever. A stop signal is passed on as SIGTERM,
+    the one that a process ends of without a word. One that comes when all have ended, while what they leave is cleared,
+    counts too: whoever was asked to stop starts nothing further.
     """
-    outcome, flag = _supervised(start, ranks, environ, limit_seconds, health, run_dir)
+    outcome, flag = _supervised(start, ranks, environ, limit_seconds, health, run_dir, answer)
     return Outcome(Requeue.exit_code) if flag.because else outcome
 
 
@@ -104,10 +107,13 @@ def _supervised(
     limit_seconds: float,
     health: HealthSpec | None = None,
     run_dir: Path | None = None,
+    answer: bool = False,
 ) -> tuple[Outcome, ForwardingFlag]:
     with Scratch("world") as folder:
         crew = Crew()
-        pulses = PulseWatch.of(health, Path(folder), ranks, run_dir, crew.process_of)
+        pulses: WorldWatch | None = PulseWatch.of(health, Path(folder), ranks, run_dir, crew.process_of)
+        if pulses is None and answer:
+            pulses = Standstill(Path(folder), ranks, crew.process_of)
         flag, kills = forward_signals(lambda number: crew.send(signal.SIGTERM)), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):

@@ -297,14 +297,15 @@ def test_what_a_new_rank_does_between_steps_that_survivors_make_again_is_joined_
 
     def again() -> None:
         for step in (4, 5):
-            stayed.come_to_step(step, {EVALUATE: join})
+            stayed.come_to_step(step, {EVALUATE: join}, lambda: joined.append(""))
 
     peer = Beside(again)
     came.come_to_step(4, {})
     came.meet(EVALUATE, 5)
     came.come_to_step(5, {})
     peer.join(60)
-    assert not peer.is_alive() and peer.error is None and joined == [EVALUATE]
+    assert not peer.is_alive() and peer.error is None
+    assert joined == ["", "", EVALUATE, ""], "it says that it waits, and again after what it has joined"
 
 
 @pytest.mark.parametrize("has_completed", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -11,11 +12,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from runs import environment, wait_until
 
+from paceline.run.loop.resume import Progress
+from paceline.run.loop.training import Training
+from paceline.run.survive.points import Points
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise import supervisor
@@ -130,6 +135,23 @@ def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(make: M
     assert suspect.what == "rank 1 of 3 hung in the forward and backward passes of step 5"
     assert 2.0 < suspect.evidence["silent_seconds"] < 4.0  # found within two limits
     assert {each["phase"] for each in suspect.evidence["ranks"]} == {"forward", "reduce"}
+
+
+def test_survivors_that_wait_for_a_new_rank_before_a_step_are_not_to_blame(make: MakeRanks) -> None:
+    """Their last word was that they load their state, which is before anything that the new rank has told."""
+    ranks = make()
+    for rank in range(3):
+        ranks.beat(rank, "load", 0)
+    ranks.beat(2, "evaluate", 4)  # in its own loop, before it comes to step 5
+    for rank in (0, 1):
+        points = Points(SimpleNamespace(beat=functools.partial(ranks.beat, rank)), None)  # type: ignore[arg-type]
+        calls = SimpleNamespace(come_to_step=lambda step, joins, tell_wait=lambda: None: tell_wait())
+        own = SimpleNamespace(progress=Progress(4, 64), _meets_until=6, _points=points, _roll=calls, evaluate=0, save=0)
+        Training._join_peers(own)  # type: ignore[arg-type]
+    assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
+    suspect = ranks.pass_by(LATE)
+    assert suspect is not None and suspect.ranks == (2,)
+    assert suspect.what == "rank 2 of 3 hung evaluating of step 4"
 
 
 def test_one_that_is_stopped_is_named_wherever_it_is(make: MakeRanks) -> None:

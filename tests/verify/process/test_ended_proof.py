@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from runs import write_corpus
 
 from paceline.cli.main import main
+from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
+from paceline.supervise.pulses.pulse import STACK_SIGNAL, stack_path
 from paceline.supervise.supervisor import Outcome
 from paceline.verify.process import start, worker
 from paceline.verify.process.group import Job, Result, _failure
@@ -131,3 +134,28 @@ def test_parts_after_one_that_is_not_equal_are_left_out_too(
     monkeypatch.setattr(start, "run_jobs", run)
     assert main(command) == 4
     assert "likely cause (forward pass): a word" in " ".join(capsys.readouterr().err.split())
+
+
+def test_ranks_of_a_proof_answer_with_their_stacks_and_are_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for each other for ever is found so (tests/supervise/pulses/test_standstill.py), in seconds."""
+    seen: list[object] = []
+
+    def supervised(start: Callable[..., object], ranks: int, environ: object, answer: bool) -> Outcome:
+        seen.append((ranks, answer))
+        start({})
+        return Outcome(0)
+
+    def compared(*_: object) -> None:
+        os.kill(os.getpid(), STACK_SIGNAL)  # whoever does not expect it ends of it
+        seen.append("in compared" in stack_path(tmp_path, 1).read_text())
+
+    monkeypatch.setenv("PACELINE_ERRORS", str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(worker, "supervise_started", supervised)
+    monkeypatch.setattr(worker, "fork", lambda work, environ: work())
+    monkeypatch.setattr(worker, "_compare_all", compared)
+    row = worker.Row(tmp_path, Plan(Layout(dp_shard=2), batch_samples=8, micro_batch=4), "steps", False, 1)
+    assert worker._in_forks({0: row}, worker.ReadOnce(), tmp_path / "results") == Outcome(0)
+    assert seen == [(2, True), True]

@@ -78,7 +78,7 @@ def emptied_where_it_fails(tensors: Mapping[str, torch.Tensor]) -> Iterator[None
         yield
     except BaseException:
         for tensor in tensors.values():
-            local = local_part(tensor.detach())[0]
+            local = local_part(tensor)[0]
             local.fill_(math.nan) if local.is_floating_point() or local.is_complex() else local.zero_()
         raise
 
@@ -86,7 +86,7 @@ def emptied_where_it_fails(tensors: Mapping[str, torch.Tensor]) -> Iterator[None
 def _needed(tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks]) -> Iterator[Needed]:
     """Yield what each part of this rank's tensors needs of each chunk."""
     for name, of_tensor in chunks.items():
-        local, places = local_part(tensors[name].detach())
+        local, places = local_part(tensors[name])
         for chunk in of_tensor:
             for place in places:
                 shared = overlap((chunk.offsets, chunk.sizes), place)
@@ -151,9 +151,7 @@ class _SumsAsRead:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._parts = {
-            (name, place): local for name, tensor in tensors.items() for place, local in parts_here(tensor.detach())
-        }
+        self._parts = {(name, place): local for name, tensor in tensors.items() for place, local in parts_here(tensor)}
         self._weights = PlaceWeights()
         self._under_way: dict[tuple[str, Box], SumOfPart] = {}
 

@@ -93,7 +93,7 @@ class HeldByRanks:
                     f"'{name}' is {dtype_name(tensor.dtype)}{list(tensor.shape)} here",
                     f"the ranks hold {self._kinds.get(name, 'no such tensor')}",
                 )
-            local, places = local_part(tensor.detach())
+            local, places = local_part(tensor)
             for place in places:
                 self._find(found, name, place, local)
         return found

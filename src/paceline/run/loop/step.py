@@ -26,7 +26,6 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.passes import AnyObjective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
-from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.host_numbers import NumbersOnTheWay, one_vector
 from paceline.run.numerics.norm import norm_of
 from paceline.run.numerics.precision import LossScaler
@@ -94,6 +93,13 @@ class _Made:
     router: RouterStats | None
 
 
+class Updates(Protocol):
+    """Changes weights by their gradients."""
+
+    def step(self) -> object:
+        """Make one update."""
+
+
 class StepWatch(Protocol):
     """Looks at the gradients and the updates of some steps (run/observe/health/meter.py)."""
 
@@ -125,7 +131,7 @@ class Stepper:
     items_per_sample: int
     clip_norm: float
     sync: CopySync
-    updater: torch.optim.Optimizer | OffloadedUpdate  # changes the weights: the optimizer, or who lends it its state
+    updater: Updates  # changes the weights: the optimizer, or who makes its steps
     main: int = 0  # the turn that is evaluated, and whose loss is the step's
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None

@@ -240,7 +240,8 @@ class Training(BetweenSteps):
     def _join_peers(self) -> None:
         """Come to a step, or the end, with all ranks of a world that is formed anew: loops may ask for more before."""
         if self.progress.step < self._meets_until:
-            self._roll.come_to_step(self.progress.step, {"run.evaluate": self.evaluate, "run.save": self.save})
+            step, joins = self.progress.step, {"run.evaluate": self.evaluate, "run.save": self.save}
+            self._roll.come_to_step(step, joins, lambda: self._points.waits(step + 1))
 
     def _update(self, batch: StepBatch) -> StepStats:
         self._join_peers()

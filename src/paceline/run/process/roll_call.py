@@ -37,6 +37,10 @@ ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, whic
 T = TypeVar("T")
 
 
+def _nobody() -> None:
+    """Tell nobody."""
+
+
 class RollCall:
     """What a rank knows of the calls that its world makes together. Each world has its own; one rank alone needs none.
 
@@ -79,12 +83,16 @@ class RollCall:
         self._met += 1
         self._try(lambda store: self._meet(store, self._met, [call, step, self.rank]))
 
-    def come_to_step(self, step: int, joins: Mapping[str, Callable[[], object]]) -> None:
+    def come_to_step(
+        self, step: int, joins: Mapping[str, Callable[[], object]], tell_wait: Callable[[], None] = _nobody
+    ) -> None:
         """Return once all ranks have come to a step or an end, and join what some of them call before, by its name.
 
         Some have stayed between two steps of their loops, others begin theirs: neither knows what the others do there.
-        `step` is the last one that is made. A call that cannot be joined raises on all ranks, as in `meet`.
+        `step` is the last one that is made. A call that cannot be joined raises on all ranks, as in `meet`. `tell_wait`
+        is called where a wait begins, also after a call that was joined.
         """
+        tell_wait()
         self._come += 1
         key, seconds = f"{self._prefix}/begins/{self._come}", SHORTEST_SECONDS
         if self._try(lambda store: store.add(f"{key}/come", 1)) == self.size:
@@ -92,6 +100,7 @@ class RollCall:
         while (open_call := self._try(lambda store: self._open_call(store, f"{key}/all"))) is not None:
             if open_call:
                 joins.get(open_call, lambda: self.meet(STEP, step))()
+                tell_wait()
                 continue
             time.sleep(seconds)
             seconds = min(1.5 * seconds, self._longest)

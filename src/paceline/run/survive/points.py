@@ -40,6 +40,12 @@ class Points:
         for tell in self._told:
             tell(phase, step)
 
+    def waits(self, step: int) -> None:
+        """Tell that this process waits for its peers before it makes a step. No fault strikes there."""
+        self.at = ("loop", step)
+        if self._heart is not None:
+            self._heart.beat("loop", step)
+
     def tell_also(self, told: SaysPoint) -> None:
         """Tell a further listener from now on where this process comes to: a trace."""
         self._told = (*self._told, told)

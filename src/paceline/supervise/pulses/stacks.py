@@ -13,6 +13,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<at>\d+) in (?P<name>.*)$'
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 # Code whose innermost frame says that a thread waits for peers.
 WAITING = ("torch/distributed/", "paceline/run/replicas/", "paceline/run/process/")
+OF_TORCH = "/torch/"
+NOBODYS = ("/site-packages/", "/lib/python3", "/paceline/", OF_TORCH)  # parts of files that are no program of a user's
 INNERMOST = 3  # frames in which a wait shows
 FLIGHT_MARK = "\nflight recorder: "  # between a rank's stacks and its last collectives
 NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
@@ -29,6 +31,23 @@ def collective_in(text: str) -> str:
     inside = [found for found in frames[:INNERMOST] if any(part in found["file"] for part in WAITING)]
     named = [found["name"] for found in inside if found["name"] not in NO_COLLECTIVES]
     return named[0] if named else "a wait" if inside else ""
+
+
+def waits_in(text: str) -> str:
+    """Return the collective in which a thread waits whose innermost frame is of torch's; empty where that is another's.
+
+    What a collective calls of the user's, as a hook, may wait for something else.
+    """
+    frames = _frames(text)
+    return collective_in(text) if frames and OF_TORCH in frames[0]["file"] else ""
+
+
+def called_by(text: str) -> str:
+    """Return the innermost frame of a main thread that is neither a library's nor ours; empty where there is none."""
+    for found in _frames(text):
+        if found["file"].startswith("/") and not any(part in found["file"] for part in NOBODYS):
+            return f"{found['name']} ({found['file']}:{found['at']})"
+    return ""
 
 
 def parted(answer: str) -> tuple[str, dict[str, object]]:

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class ThreadSeen:
+    """A thread as the system sees it: its state, and how often it has been given a core."""
+
+    number: int
+    state: str
+    switches: int
+
+
+def threads_of(process: int) -> list[ThreadSeen]:
+    """Return the threads of a process; none where the system lists none, or the process has ended."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has just ended
+                found.append(_thread(int(path.name), (path / "status").read_text()))
+    return found
+
+
+def _thread(number: int, status: str) -> ThreadSeen:
+    told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    switches = sum(int(told.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
+    return ThreadSeen(number, told.get("State", UNKNOWN).split()[0], switches)
 
 
 def state_of(process: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
@@ -42,6 +43,19 @@ class Suspect:
     because: str
     since: float
     evidence: Mapping[str, object] = field(default_factory=dict)
+
+
+class WorldWatch(Protocol):
+    """Looks at the ranks of a world while they run."""
+
+    def for_ranks(self) -> dict[str, str]:
+        """Return what the environment of the ranks says of it."""
+
+    def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
+        """Return which ranks stand still for ever, or None; `now` is of the monotonic clock, `ended` run no more."""
+
+    def tell(self, suspect: Suspect) -> None:
+        """Leave what is known of them as their errors, where the supervisor looks for the first failure."""
 
 
 class PulseWatch:

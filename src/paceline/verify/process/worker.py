@@ -38,7 +38,8 @@ from paceline.spec.proof.records import CheckName
 from paceline.spec.task import Task
 from paceline.supervise.forked import fork, leave
 from paceline.supervise.parent import end_with_parent
-from paceline.supervise.supervisor import Outcome, supervise_started
+from paceline.supervise.pulses.standstill import answering_with_stacks
+from paceline.supervise.supervisor import ERROR_FOLDER, Outcome, supervise_started
 from paceline.verify.process.lanes import handed_out, in_groups, lanes_here
 from paceline.verify.process.own_modules import OwnModules
 from paceline.verify.process.read_once import ReadOnce
@@ -191,9 +192,14 @@ def _named_sources(data: object) -> dict[str, str]:
 
 def _in_forks(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, until_failed: bool) -> Outcome:
     """Compare the jobs' plans, by the places of the jobs, in forked ranks and return how these ended."""
-    work = functools.partial(guarded, functools.partial(_compare_all, rows, read, result_path, until_failed))
+
+    def compare() -> None:
+        with answering_with_stacks(Path(os.environ[ERROR_FOLDER]), int(os.environ["RANK"])):
+            _compare_all(rows, read, result_path, until_failed)
+
+    work = functools.partial(guarded, compare)
     ranks = next(iter(rows.values())).plan.layout.devices
-    return supervise_started(functools.partial(fork, work), ranks, os.environ)
+    return supervise_started(functools.partial(fork, work), ranks, os.environ, answer=True)
 
 
 def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, until_failed: bool) -> None:
