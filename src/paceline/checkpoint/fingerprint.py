@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
+from paceline.task.models.spread import is_spread
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache
@@ -75,7 +75,7 @@ def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequen
 
 def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
     """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh."""
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return tensor, [((0,) * tensor.dim(), tuple(tensor.shape))]
     if tensor.device_mesh.get_coordinate() is None:
         return tensor.to_local(), []

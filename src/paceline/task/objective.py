@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.data.labels import IGNORED
@@ -28,6 +27,7 @@ from paceline.task.models.layers.documents import document_mask, document_positi
 from paceline.task.models.layers.loss import LabelsByRow, LossLabels
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy, spread_logits_cross_entropy_sum
+from paceline.task.models.spread import is_spread
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
@@ -320,13 +320,13 @@ def _kind(batch: object) -> str:
 
 def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
-    if isinstance(labels, LabelsByRow) and isinstance(logits, DTensor):
+    if isinstance(labels, LabelsByRow) and is_spread(logits):
         return labels.combined(spread_logits_cross_entropy(logits, labels.labels)), labels.counted()
     if isinstance(labels, LabelsByRow):
         flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
         each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=IGNORED, reduction="none")
         return labels.combined(each), labels.counted()
-    if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
+    if is_spread(logits):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)
     loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORED, reduction="sum")

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
 from paceline.task.models.held import local_of
+from paceline.task.models.spread import is_spread
 
 MOST_TOLD = 5  # of the writes, in words; all of them are compared
 PLAIN = (bool, int, float, str, type(None))
@@ -116,7 +116,7 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 def _address(tensor: torch.Tensor) -> int:
     """Return where a tensor lies in memory; 0 where it lies in no one place: sparse ones, and what wraps others."""
-    if isinstance(tensor, DTensor):
+    if is_spread(tensor):
         with torch.no_grad():
             tensor = local_of(tensor)
     try:
@@ -127,11 +127,11 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _has_empty_parts(tensor: torch.Tensor) -> bool:
     """Return whether some rank may hold nothing of a tensor: it writes nothing where the others do."""
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return False
     parts = dict.fromkeys(range(tensor.dim()), 1)
     for axis, place in enumerate(tensor.placements):
-        if isinstance(place, Shard):
+        if place.is_shard():
             parts[place.dim % max(1, tensor.dim())] *= tensor.device_mesh.size(axis)
     return any(math.ceil(tensor.shape[dim] / count) * (count - 1) >= tensor.shape[dim]
                for dim, count in parts.items() if count > 1)  # fmt: skip

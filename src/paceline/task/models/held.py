@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from paceline.task.models.spread import is_spread
 
 Corner = tuple[int, ...]
 
 
 def held_part(tensor: Tensor) -> tuple[Tensor, Corner, Corner]:
     """Return what this rank holds of a tensor, where in it that begins, and its shape."""
-    if isinstance(tensor, DTensor):
+    if is_spread(tensor):
         (chunk,) = tensor.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
         return tensor.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
     return tensor, (0,) * tensor.dim(), tuple(tensor.shape)
@@ -26,12 +27,12 @@ def local_of(tensor: Tensor | None) -> Tensor:
     Outside of `no_grad` taking the part is a step of the graph, and costs a node of it for each tensor.
     """
     assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def whole_of(tensor: Tensor) -> Tensor:
     """Return the whole tensor on every rank that holds a part of it. All of them call it, in the same order."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
 @contextlib.contextmanager
