@@ -129,9 +129,11 @@ def _has_empty_parts(tensor: torch.Tensor) -> bool:
     """Return whether some rank may hold nothing of a tensor: it writes nothing where the others do."""
     if not is_spread(tensor):
         return False
+    from torch.distributed.tensor import Shard
+
     parts = dict.fromkeys(range(tensor.dim()), 1)
     for axis, place in enumerate(tensor.placements):
-        if place.is_shard():
+        if isinstance(place, Shard):
             parts[place.dim % max(1, tensor.dim())] *= tensor.device_mesh.size(axis)
     return any(math.ceil(tensor.shape[dim] / count) * (count - 1) >= tensor.shape[dim]
                for dim, count in parts.items() if count > 1)  # fmt: skip

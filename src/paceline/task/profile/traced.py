@@ -223,7 +223,7 @@ def _trace(
             counts = trace(what, blocks, batch, objective, **how)
         if any(count.draws for count in counts):
             # For real, what is drawn may decide what is drawn next: by steady numbers it decides alike.
-            steady = not how.get("fake", True)
+            steady = how["where"] == "real"
 
             def again(rows: object) -> list[Counts]:
                 return trace(what, blocks, rows, objective, memory=False, steady=steady, **how)
@@ -231,20 +231,21 @@ def _trace(
             _note_strays(counts, lambda: again(batch) if steady else counts, lambda: again(with_one_more(batch)), batch)
         return counts, routed, ""
 
-    errors = []
-    for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
+    errors: list[Exception] = []
+    ways: tuple[dict[str, Any], ...] = ({"where": "meta"}, {"where": "fake"}, {"where": "fake", "compute": None})
+    for how in ways:  # the last since FFT and complex views know no bf16
         try:
             return traced(model, **how)
         except (LateWeights, NoSum):
             raise
         except Exception as error:  # whatever a user's model raises on tensors without values
-            errors.append(error)
+            errors += [error] if how["where"] == "fake" else []
     needed = REAL_COPIES * own_bytes(model)
     if needed > usable_memory_bytes():
         because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
         return _estimated(model, blocks, experts, items, because)
     try:
-        return traced(build() if build else copied(model).to("cpu"), fake=False)
+        return traced(build() if build else copied(model).to("cpu"), where="real")
     except ConfigError:  # of ours: it says itself what to write
         raise
     except Exception as error:

@@ -1,8 +1,9 @@
 """Records what a module's forward pass computes, moves and keeps, block by block, without doing it.
 
-The module runs on fake tensors: shapes and dtypes alone, no memory and no arithmetic (torch's FakeTensorMode), with
-bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not. Operators that know
-no bf16 (FFT, complex views) run in the weights' own dtype, and a model that asks for values runs for real.
+The module runs on tensors of shapes and dtypes alone, without memory and arithmetic, with bf16 weights, so that what
+stays in fp32 whatever the compute dtype can be told from what does not: on the device "meta" where that computes as a
+CPU does (operators/on_meta.py), else on fake tensors (torch's FakeTensorMode). Operators that know no bf16 (FFT,
+complex views) run in the weights' own dtype, and a model that asks for values runs for real.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -29,8 +28,12 @@ from paceline.task.models.copied import copied
 from paceline.task.profile.aligned import is_aligned
 from paceline.task.profile.operators.drawing import belongs_to_samples
 from paceline.task.profile.operators.draws import RandomCall, Steady, beside_torch, draw_of
+from paceline.task.profile.operators.on_meta import OnMeta
 from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
@@ -79,26 +82,28 @@ def trace(
     blocks: list[tuple[str, nn.Module]],
     batch: Any,
     objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
-    fake: bool = True,
+    where: str = "fake",
     compute: torch.dtype | None = COMPUTE_DTYPE,
     memory: bool = True,
     steady: bool = False,
 ) -> list[Counts]:
     """Return the counts of every block and, last, of all that lies outside them.
 
-    `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
-    tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
-    CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass needs is left out.
-    With `steady`, of a run for real, random numbers are the same for any number of samples.
-    Raises LateWeights where the forward pass makes parameters.
+    `where` is "meta", "fake" or "real". `compute` is the dtype of weights and inputs without values; None leaves each
+    its own, and all floating-point tensors of the first weight's dtype then count as compute dtype. For real the model
+    itself runs, on the CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass
+    needs is left out. With `steady`, of a run for real, random numbers are the same for any number of samples.
+    Raises LateWeights where the forward pass makes parameters, and on "meta" what operators/on_meta.py says.
     """
-    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    replica = fake_copy(model, mode, compute) if fake else model
-    example = tree_map(lambda leaf: _fake_input(leaf, mode, compute) if fake else leaf, batch)
-    if compute is None or not fake:
+    is_real = where == "real"
+    mode = nullcontext() if where != "fake" else _fake_mode()
+    device = "meta" if where == "meta" else "cpu"
+    replica = model if is_real else fake_copy(model, mode, compute, device)
+    example = batch if is_real else tree_map(lambda leaf: _fake_input(leaf, mode, compute, device), batch)
+    if compute is None or is_real:
         compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
-    context: AbstractContextManager = quiet(mode) if fake else nullcontext()
+    context = nullcontext() if is_real else on_meta() if where == "meta" else quiet(mode)
     with torch.random.fork_rng(), context:
         with (
             recorder.operators(Steady() if steady else None),
@@ -130,7 +135,7 @@ def _watch_kept(recorder: _Recorder, run: Callable[[], object]) -> None:
 @contextmanager
 def quiet(mode: FakeTensorMode) -> Iterator[None]:
     """Run on fake tensors. What a model raises there is told by who looks, not by torch's log, which has tracebacks."""
-    log = logging.getLogger(fake_tensor.__name__)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def unsaid(record: logging.LogRecord) -> bool:
         return False
@@ -143,30 +148,48 @@ def quiet(mode: FakeTensorMode) -> Iterator[None]:
         log.removeFilter(unsaid)
 
 
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Run on the device "meta", on which whatever names no device is made too."""
+    with torch.device("meta"), OnMeta(), StepsAtOnce():
+        yield
+
+
+def _fake_mode() -> FakeTensorMode:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # with the compiler and sympy
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def own_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers, shared ones once; those on "meta" as if they were there."""
     return sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
 
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
-    """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are."""
+def fake_copy(
+    model: nn.Module, mode: AbstractContextManager, compute: torch.dtype | None, device: str = "cpu"
+) -> nn.Module:
+    """Return a copy whose parameters are tensors without values in the compute dtype, shared where the model's are.
+
+    `mode` makes them fake; on "meta" none is needed.
+    """
     copies: dict[int, Any] = {}
     with mode:
         for parameter in model.parameters():
             dtype = compute if compute and parameter.is_floating_point() else parameter.dtype
-            empty = torch.empty(parameter.shape, dtype=dtype, device="cpu")
+            empty = torch.empty(parameter.shape, dtype=dtype, device=device)
             copies[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
-            copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+            copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
     return copied(model, copies)
 
 
-def _fake_input(leaf: Any, mode: FakeTensorMode, compute: torch.dtype | None) -> Any:
+def _fake_input(leaf: Any, mode: AbstractContextManager, compute: torch.dtype | None, device: str) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     dtype = compute if compute and leaf.is_floating_point() else leaf.dtype
     with mode:
-        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
+        return torch.empty(leaf.shape, dtype=dtype, device=device)
 
 
 class _Recorder:

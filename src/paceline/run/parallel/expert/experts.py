@@ -102,9 +102,11 @@ def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layo
 
 def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
     """Return the last dimension of a spread weight that no axis splits and that can be sharded evenly."""
+    from torch.distributed.tensor import Shard
+
     assert is_spread(weight)
     remaining = layout.dp_shard * layout.cp // layout.ep
-    split = {place.dim for place in weight.placements if place.is_shard()}
+    split = {place.dim for place in weight.placements if isinstance(place, Shard)}
     whole = [dim for dim in range(weight.dim()) if dim not in split]
     even = [dim for dim in whole if weight.shape[dim] % remaining == 0]
     if not even:
