@@ -25,10 +25,13 @@ print(json.dumps([made, known, gc.isenabled()]))
 
 
 def test_a_rank_looks_for_no_garbage_while_it_imports() -> None:
-    """Where no standby forks ranks each of them imports torch: a sixth of that went into collections."""
+    """Where no standby forks ranks each of them imports torch: a sixth of that went into collections.
+
+    torch's compiler is a third of all that may be imported, and plain copies have no use for it.
+    """
     ended = run_patiently([sys.executable, "-c", COUNTS], is_cold=True, env=environment())
     assert ended.returncode == 0, ended.stderr
-    assert as_json(ended.stdout) == [0, [True, True], True]
+    assert as_json(ended.stdout) == [0, [False, True], True]
 
 
 def test_a_rank_that_cannot_import_torch_says_so(tmp_path: Path) -> None:
