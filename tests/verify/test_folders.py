@@ -45,8 +45,9 @@ def params() -> list[object]:
 @pytest.mark.parametrize("family", params())
 def test_the_guide_says_which_axes_a_folder_has(tmp_path: Path, family: str) -> None:
     folder, corpus = write_model(tmp_path / "m", family), write_corpus(tmp_path)
-    task = decoder_task(model=ModelSpec(str(folder)), data=DataSpec(str(corpus), seq_len=SEQ_LEN, validation_fraction=0),
-                        global_batch=Amount(4, "samples"), stop=Amount(2, "steps"))  # fmt: skip
+    data = DataSpec(str(corpus), seq_len=SEQ_LEN, validation_fraction=0)
+    task = decoder_task(model=ModelSpec(str(folder)), data=data, global_batch=Amount(4, "samples"),
+                        stop=Amount(2, "steps"))  # fmt: skip
     spec = Spec(task=task, cluster=ClusterSpec(device="cpu", devices=1, probe=False, learn=False),
                 run=RunSpec(dir=str(tmp_path / "run"), evaluate_every=None))  # fmt: skip
     closed = prepare_task(spec).profile.closed_axes or {}

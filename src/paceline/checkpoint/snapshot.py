@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.fingerprint import local_part, part_sums, parts_held
 from paceline.checkpoint.shards import DTYPES, dtype_name
+from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 

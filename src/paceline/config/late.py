@@ -119,7 +119,7 @@ def _init(kind: Any) -> Callable[..., Any]:
 
 def _repr(kind: Any) -> Callable[..., Any]:
     shown = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in dataclasses.fields(kind) if f.repr)
-    text = f"return self.__class__.__qualname__ + f\"({shown})\""
+    text = f'return self.__class__.__qualname__ + f"({shown})"'
     return reprlib.recursive_repr()(_compiled("self", [text], {}))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from paceline.config.late import dataclass
 
 Environ = Mapping[str, str]
 Ranks3 = tuple[int, int, int]  # rank, world size, local rank

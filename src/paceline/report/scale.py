@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from paceline.config.late import dataclass
 
 LIMIT = 1e150
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from paceline.checkpoint.snapshot import Part, Snapshot, fingerprinted, live_parts, plain_json
+from paceline.config.late import dataclass
 
 
 @dataclass

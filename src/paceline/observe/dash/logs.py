@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from paceline.config.late import dataclass
 
 TAIL_BYTES, TAIL_LINES = 64 << 10, 200
 

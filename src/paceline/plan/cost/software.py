@@ -5,7 +5,7 @@ A plan is priced for Paceline's own run unless told otherwise. Tables of others 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from paceline.config.late import dataclass
 from paceline.spec.plan import Plan
 
 WIDEST = 4.0  # how far a figure is varied, either way

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.sheet import PricedTask

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.config.late import dataclass
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from paceline.config.late import dataclass
 from paceline.task.models.held import local_of
 from paceline.task.models.spread import is_spread
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.config.late import dataclass
 from paceline.task.models.layers.collectives import add, gather, once, scatter, share
 from paceline.task.models.layers.vocabulary import first_row
 from paceline.task.models.spread import is_spread

@@ -7,7 +7,8 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from paceline.config.late import dataclass
 
 MOST_LINES = 10_000
 MOST_BYTES = 16 << 20

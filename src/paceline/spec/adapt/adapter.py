@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.config.late import dataclass
 
 KINDS = ("none", "lora", "rslora", "dora")
 NF4 = "nf4"

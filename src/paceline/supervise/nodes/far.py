@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from paceline.config.late import dataclass
 from paceline.patience import programs_per_core
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.nodes.lookout import Scrutiny

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import StorageError
 

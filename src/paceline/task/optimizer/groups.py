@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.optimizers import COMPANION, Use, rule_of, use_of
 from paceline.spec.steps.update import GroupSpec, OptimizerSpec

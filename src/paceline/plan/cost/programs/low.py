@@ -8,7 +8,8 @@ read, once more where its largest value is looked for first, and written in the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ What cannot be read is absent, with a reason; it is never a zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from paceline.config.late import dataclass
 
 
 @dataclass

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from paceline.config.late import dataclass
 from paceline.run.parallel.gradients import Gradients
 from paceline.spec.layout import Layout
 from paceline.task.models.spread import is_spread

@@ -10,9 +10,10 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from paceline.config.late import dataclass
 from paceline.durable import sync_folder
 from paceline.spec.survive.faults import FaultSpec
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from paceline.config.late import dataclass
 from paceline.simulate.failures import FailureRates
 from paceline.simulate.interval import daly_interval
 from paceline.units import SECONDS_PER_HOUR, format_seconds

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec

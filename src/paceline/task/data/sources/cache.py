@@ -18,9 +18,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
