@@ -38,6 +38,7 @@ from paceline.task.profile.closed import (
     stray_axes,
 )
 from paceline.task.profile.operators.draws import of_no_sample, with_one_more
+from paceline.task.profile.operators.for_real import MOST_BYTES
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
 from paceline.task.touched import touched_axes
@@ -232,7 +233,9 @@ def _trace(
         return counts, routed, ""
 
     errors: list[Exception] = []
-    ways: tuple[dict[str, Any], ...] = ({"where": "meta"}, {"where": "fake"}, {"where": "fake", "compute": None})
+    needed = REAL_COPIES * own_bytes(model)
+    small = [{"where": "small"}] if needed <= REAL_COPIES * MOST_BYTES else []
+    ways: tuple[dict[str, Any], ...] = (*small, {"where": "fake"}, {"where": "fake", "compute": None})
     for how in ways:  # the last since FFT and complex views know no bf16
         try:
             return traced(model, **how)
@@ -240,7 +243,6 @@ def _trace(
             raise
         except Exception as error:  # whatever a user's model raises on tensors without values
             errors += [error] if how["where"] == "fake" else []
-    needed = REAL_COPIES * own_bytes(model)
     if needed > usable_memory_bytes():
         because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
         return _estimated(model, blocks, experts, items, because)

@@ -1,0 +1,62 @@
+"""A small program followed for real, where it never looks at values: the operators that fake tensors would show.
+
+`FakeTensorMode` imports torch's compiler and sympy, a second and more of a slow core, and takes longer over each
+operator than a small program's own kernels do. A CPU chooses the same operators for tensors with values. What would end
+a pass on fake tensors ends one here (`LooksAtValues`): whoever asks for values may go another way by them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MOST_BYTES = 64 << 20  # of a copy with values, in fp32
+MOST_SECONDS = 0.5  # of the processor, for each pass
+FILLING = 0.01  # of weights that have no values yet
+_SHOWS = frozenset({Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__int__,
+                    Tensor.__float__, Tensor.__index__, Tensor.__contains__, Tensor.data_ptr})  # fmt: skip
+_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+class LooksAtValues(Exception):
+    """A program asks for values, or takes long: it is not to be followed for real."""
+
+
+class WithoutLooking(TorchFunctionMode):
+    """Ends a pass that asks for values in a way that no operator shows."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SHOWS:
+            raise LooksAtValues(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Limits:
+    """Ends a pass whose operators show values, or that takes long."""
+
+    def __init__(self) -> None:
+        self._began = time.thread_time()
+
+    def check(self, func: Any, args: Any) -> None:
+        """Raise LooksAtValues before an operator that is not to run."""
+        if any(tag in func.tags for tag in _TAGS):
+            raise LooksAtValues(str(func))
+        if func is torch.ops.aten.index.Tensor and any(_is_mask(each) for each in args[1]):
+            raise LooksAtValues("a mask as an index")
+        if time.thread_time() - self._began > MOST_SECONDS:
+            raise LooksAtValues("it takes long")
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def with_values(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy of a tensor on the CPU in a dtype; of one that has no values yet, one that is filled."""
+    if not tensor.is_meta:
+        return tensor.detach().to("cpu", dtype, copy=True)
+    return torch.full(tensor.shape, FILLING if dtype.is_floating_point else 0, dtype=dtype, device="cpu")
