@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.spec.optimizers import RULES
 from paceline.task.optimizer.eager import DISABLES, MARKED, USES_GRAD, EagerOptimizer, eager
@@ -50,7 +51,7 @@ def test_hooks_of_every_optimizer_hear_of_its_steps() -> None:
     """Tools count updates by them, whichever class makes these."""
     heard: list[str] = []
     weight = nn.Parameter(torch.ones(2))
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda made, *_: heard.append(type(made).__name__))
+    handle = register_optimizer_step_post_hook(lambda made, *_: heard.append(type(made).__name__))
     try:
         optimizer = eager(torch.optim.AdamW)([weight])
         weight.grad = torch.ones(2)

@@ -52,7 +52,7 @@ def _plain_step(kind: type) -> dict[str, Any]:
 def eager(factory: Any) -> Any:
     """Return an optimizer's class of torch's as one of the same name that imports no compiler, others as they are."""
     is_torchs = isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer)
-    return _subclass(factory) if is_torchs and factory.__module__.startswith("torch.optim.") else factory
+    return _subclass(factory) if is_torchs and f"{factory.__module__}.".startswith("torch.optim.") else factory
 
 
 @functools.cache
