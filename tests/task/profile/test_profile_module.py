@@ -88,6 +88,19 @@ def test_who_looks_at_values_is_traced_on_fake_tensors_and_then_as_it_is(monkeyp
         assert ways == ["small", "fake", "fake", "real"], look
 
 
+def test_what_an_objective_keeps_of_its_own_is_not_changed_by_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, ways, follow = torch.zeros(10), [], traced.trace
+    monkeypatch.setattr(traced, "trace", lambda *given, **how: ways.append(how["where"]) or follow(*given, **how))
+
+    def objective(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(batch["images"])
+        kept.add_(logits.detach().float().mean(0))
+        return logits.sub(kept).square().sum(), torch.tensor(len(logits))
+
+    profile_module(network(), IMAGES, objective)  # type: ignore[arg-type]
+    assert ways[:2] == ["small", "fake"] and not kept.any()
+
+
 def test_blocks_with_convolutions_in_groups_are_named() -> None:
     class Depthwise(Residual):
         def __init__(self) -> None:

@@ -205,7 +205,7 @@ class _Recorder:
         self._counted: set[tuple[str, int]] = set()
 
     def operators(self, steady: Steady | None = None) -> AbstractContextManager:
-        limits = Limits() if self._where == "small" else None
+        limits = Limits(self._held) if self._where == "small" else None
         return _Hooked(self, _OperatorMode(self, steady, limits))
 
     def saved_tensors(self) -> AbstractContextManager:
@@ -304,12 +304,14 @@ class _OperatorMode(_Uncompiled):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if self._limits is not None:
-            self._limits.check(func, args)
+            self._limits.check(func, args, kwargs)
         if self._steady is not None and torch.Tag.nondeterministic_seeded in func.tags:
             result = self._steady.run(name, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if self._limits is not None:
+            self._limits.made(outputs)
         if not outputs or func.is_view or name in FREE_OPERATORS:
             return result
         counts = self._recorder.now

@@ -8,11 +8,13 @@ a pass on fake tensors ends one here (`LooksAtValues`): whoever asks for values 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 MOST_BYTES = 64 << 20  # of a copy with values, in fp32
 MOST_SECONDS = 0.5  # of the processor, for each pass
@@ -23,7 +25,7 @@ _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class LooksAtValues(Exception):
-    """A program asks for values, or takes long: it is not to be followed for real."""
+    """A program asks for values, changes what is not its copy's, or takes long: it is not to be followed for real."""
 
 
 class WithoutLooking(TorchFunctionMode):
@@ -36,19 +38,33 @@ class WithoutLooking(TorchFunctionMode):
 
 
 class Limits:
-    """Ends a pass whose operators show values, or that takes long."""
+    """Ends a pass whose operators show values, or change what lies outside of the copy, or that takes long.
 
-    def __init__(self) -> None:
-        self._began = time.thread_time()
+    `held` are the storages of the copy. An objective may keep tensors of its own: training is to find them as they are.
+    """
 
-    def check(self, func: Any, args: Any) -> None:
+    def __init__(self, held: Iterable[int]) -> None:
+        self._began, self._own = time.thread_time(), set(held)
+
+    def check(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raise LooksAtValues before an operator that is not to run."""
         if any(tag in func.tags for tag in _TAGS):
             raise LooksAtValues(str(func))
         if func is torch.ops.aten.index.Tensor and any(_is_mask(each) for each in args[1]):
             raise LooksAtValues("a mask as an index")
+        if func._schema.is_mutable:
+            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+            for argument in func._schema.arguments:
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                for each in tree_leaves(given.get(argument.name)) if is_written else ():
+                    if isinstance(each, Tensor) and each.untyped_storage()._cdata not in self._own:
+                        raise LooksAtValues(f"{func} changes a tensor that is not the copy's")
         if time.thread_time() - self._began > MOST_SECONDS:
             raise LooksAtValues("it takes long")
+
+    def made(self, outputs: Iterable[Tensor]) -> None:
+        """Note what an operator has given: it may be changed."""
+        self._own.update(output.untyped_storage()._cdata for output in outputs if output.layout is torch.strided)
 
 
 def _is_mask(index: object) -> bool:
