@@ -23,7 +23,7 @@ import torch
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache

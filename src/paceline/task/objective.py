@@ -22,12 +22,12 @@ from paceline.task.coupling import with_gather
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.head import SEQ2SEQ
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.held import is_spread
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
 from paceline.task.models.layers.loss import LabelsByRow, LossLabels
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy, spread_logits_cross_entropy_sum
-from paceline.task.models.spread import is_spread
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 

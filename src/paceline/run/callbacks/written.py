@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from paceline.task.models.held import local_of
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread, local_of
 
 MOST_TOLD = 5  # of the writes, in words; all of them are compared
 PLAIN = (bool, int, float, str, type(None))

@@ -43,8 +43,7 @@ from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import GroupSpec
-from paceline.task.models.held import buffers_kept, local_of
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import buffers_kept, is_spread, local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from paceline.config.late import dataclass
-from paceline.task.models.held import local_of
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread, local_of
 
 SMALLEST_BYTES = 1024  # below, a copy takes longer than the memory is worth
 

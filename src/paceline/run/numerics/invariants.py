@@ -28,7 +28,7 @@ from paceline.run.numerics.precision import INTEGERS
 from paceline.run.process.groups import DATA_MESH_AXES, Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.spec.layout import Layout
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 
 WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part

@@ -22,7 +22,7 @@ from paceline.foreign_errors import is_of_memory_let_go, is_of_shards
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.run.parallel.data.unused_weights import fill_before_reduction
-from paceline.task.models.spread import is_sharded_unit, is_spread
+from paceline.task.models.held import is_sharded_unit, is_spread
 from paceline.task.objective import Objective
 
 

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.config.late import dataclass
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.collectives import add, gather, once, scatter, share
 from paceline.task.models.layers.vocabulary import first_row
-from paceline.task.models.spread import is_spread
 
 ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
 

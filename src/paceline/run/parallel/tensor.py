@@ -50,13 +50,12 @@ from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.region import Region, own_bias
 from paceline.task.adapt.linear import AdaptedLinear
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.collectives import join, part, share
 from paceline.task.models.layers.styles import misfit
 from paceline.task.models.layers.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.models.moe import Experts, MoE
-from paceline.task.models.spread import is_spread
 from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")

@@ -25,8 +25,7 @@ from paceline.config.late import dataclass
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
 from paceline.run.updates.shards import wrapped
-from paceline.task.models.held import local_of
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread, local_of
 
 
 @dataclass

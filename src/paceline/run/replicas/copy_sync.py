@@ -14,7 +14,7 @@ from paceline.run.process.world import World
 from paceline.run.replicas.bucket_sums import BucketSum
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import wrapped
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 
 SyncState = dict[str, torch.Tensor]
 

@@ -40,7 +40,7 @@ from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.generation import FROM_RANKS, Generation, take_generation
 from paceline.supervise.told.place import Place
-from paceline.task.models.spread import is_sharded_unit
+from paceline.task.models.held import is_sharded_unit
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.run.updates.first_state import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, wrapped
-from paceline.task.models.held import local_of, whole_of
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread, local_of, whole_of
 from paceline.task.optimizer.update_scope import made
 
 ParameterGroup = dict[str, Any]

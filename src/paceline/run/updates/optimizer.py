@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import Use, needs_no_wrapping
 from paceline.spec.steps.update import OptimizerSpec
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 from paceline.task.optimizer.eager import eager
 from paceline.task.optimizer.groups import Treatment, Treatments
 from paceline.task.optimizer.update_scope import scope_known

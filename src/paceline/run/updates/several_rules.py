@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.run.updates.one_rule import LocalPart, ParameterGroup, UpdatePart, WholePart
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 from paceline.task.optimizer.eager import EagerOptimizer
 
 

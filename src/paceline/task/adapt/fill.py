@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B
 from paceline.task.adapt.peft import read_adapter
+from paceline.task.models.held import is_spread
 from paceline.task.models.init import Corner, fill, parameter_seed
-from paceline.task.models.spread import is_spread
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:

@@ -27,8 +27,8 @@ from paceline.spec.data.labels import IGNORED
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.adapt.noise import EmbeddingNoise, noises
 from paceline.task.adapt.referenced import WithReference, log_probabilities_of
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
-from paceline.task.models.spread import is_spread
 
 REWARDS = "rewards"  # what an evaluation is told of each pair, [pairs, 2]: the chosen answer's and the rejected one's
 

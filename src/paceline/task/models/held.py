@@ -1,16 +1,36 @@
-"""What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers."""
+"""What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers.
+
+Whether a tensor or a module is spread is told without torch's library for that: importing `torch.distributed.tensor`
+and `torch.distributed.fsdp` brings sympy and the compiler's symbols with it, the better part of a second of a slow core
+and 40 MB. Who has such a tensor has imported them; a run on one device, or of plain copies, needs neither.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from paceline.task.models.spread import is_spread
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 Corner = tuple[int, ...]
+
+
+def is_spread(tensor: object) -> TypeIs[DTensor]:
+    """Return whether a tensor is one of torch's that lie on several ranks (DTensor)."""
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
+def is_sharded_unit(module: object) -> TypeIs[FSDPModule]:
+    """Return whether a module is one whose weights FSDP2 gathers for its passes (FSDPModule)."""
+    return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
 
 
 def held_part(tensor: Tensor) -> tuple[Tensor, Corner, Corner]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from paceline.spec.plan import Plan
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.models.layers.packed import PackedDocuments
-from paceline.task.models.spread import is_spread
 
 QUERIES = 64
 TOKENS = 4

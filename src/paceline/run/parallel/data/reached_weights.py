@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.task.models.spread import is_sharded_unit
+from paceline.task.models.held import is_sharded_unit
 
 
 class ReachedWeights:

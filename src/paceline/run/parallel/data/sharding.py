@@ -30,7 +30,7 @@ from paceline.run.parallel.data.reached_weights import ReachedWeights
 from paceline.run.parallel.data.unused_weights import fill_unused, param_groups, shard_unit
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
-from paceline.task.models.spread import is_sharded_unit, is_spread
+from paceline.task.models.held import is_sharded_unit, is_spread
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

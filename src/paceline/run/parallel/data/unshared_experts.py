@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from paceline.config.late import dataclass
 from paceline.run.parallel.gradients import Gradients
 from paceline.spec.layout import Layout
-from paceline.task.models.spread import is_spread
+from paceline.task.models.held import is_spread
 
 
 class UnsharedExperts:

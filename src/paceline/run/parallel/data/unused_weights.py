@@ -18,7 +18,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from paceline.task.models.spread import is_sharded_unit
+from paceline.task.models.held import is_sharded_unit
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

@@ -36,8 +36,8 @@ from paceline.run.parallel.expert.routed import RoutedForward
 from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
 from paceline.task.declared import expert_axis, is_routed
+from paceline.task.models.held import is_spread
 from paceline.task.models.moe import MoE, MoEDecoder
-from paceline.task.models.spread import is_spread
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.errors import ConfigError
 from paceline.task.declared import is_routed
+from paceline.task.models.held import is_spread
 from paceline.task.models.huggingface.interface import FEW, is_transformers
 from paceline.task.models.layers.loss import LossLabels, cross_entropy_sum
-from paceline.task.models.spread import is_spread
 from paceline.task.profile.tracing import fake_copy, quiet
 
 LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.config.late import dataclass
 from paceline.spec.data.labels import IGNORED
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
 from paceline.task.models.layers.vocabulary import (
@@ -19,7 +20,6 @@ from paceline.task.models.layers.vocabulary import (
     spread_logits,
     spread_losses,
 )
-from paceline.task.models.spread import is_spread
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

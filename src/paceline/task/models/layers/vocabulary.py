@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.spec.data.labels import IGNORED
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.collectives import SEQUENCE, gather, share
 from paceline.task.models.layers.gradients_ahead import kept_gradients, only_first, summed_loss
-from paceline.task.models.spread import is_spread
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
