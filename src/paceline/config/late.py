@@ -12,14 +12,14 @@ import dataclasses
 import inspect
 import reprlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-Write = Callable[[type], Callable[..., Any]]
+Write = Callable[[type], Callable[..., object]]
 
 _GIVEN = object()  # stands for an argument that a factory makes
 
 
-def _lately(kind: type | None = None, /, *, frozen: bool = False, **others: bool) -> Any:
+def _lately(kind: type | None = None, /, *, frozen: bool = False, **others: bool) -> object:
     """Return a class with what the standard library's decorator of that name gives it, its methods written late.
 
     With options beside `frozen`, and for pseudo-fields that `__init__` takes alone, it is the standard library's.
@@ -38,7 +38,7 @@ def _lately(kind: type | None = None, /, *, frozen: bool = False, **others: bool
     finally:
         for each in bases:
             each.frozen = frozen
-    told: Any = vars(kind)["__dataclass_params__"]
+    told = vars(kind)["__dataclass_params__"]
     told.init = told.repr = told.eq = True
     told.frozen = frozen
     explicit = "__hash__" in vars(kind) and not (own_hash is None and "__eq__" in vars(kind))
@@ -70,17 +70,17 @@ def _write_late(kind: type, name: str, write: Write) -> None:
 
 def _freeze(kind: type) -> None:
     """Have instances refuse to change, with the standard library's words."""
-    fields: Any = vars(kind)["__dataclass_fields__"]
+    fields = vars(kind)["__dataclass_fields__"]
 
     def set_attribute(self: object, name: str, value: object) -> None:
         if type(self) is kind or name in fields:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        super(kind, self).__setattr__(name, value)
+        super(kind, self).__setattr__(name, value)  # type: ignore[arg-type]
 
     def delete_attribute(self: object, name: str) -> None:
         if type(self) is kind or name in fields:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        super(kind, self).__delattr__(name)
+        super(kind, self).__delattr__(name)  # type: ignore[arg-type]
 
     for name, method in (("__setattr__", set_attribute), ("__delattr__", delete_attribute)):
         if name in vars(kind):
@@ -88,18 +88,19 @@ def _freeze(kind: type) -> None:
         setattr(kind, name, method)
 
 
-def _compiled(head: str, body: Iterable[str], scope: dict[str, object]) -> Callable[..., Any]:
+def _compiled(head: str, body: Iterable[str], scope: dict[str, object]) -> Callable[..., object]:
     lines = "".join(f"\n    {line}" for line in body) or "\n    pass"
     exec(f"def method({head}):{lines}", scope)  # as the standard library does, of names of fields alone
-    method: Any = scope["method"]
+    method = scope["method"]
+    assert callable(method)
     return method
 
 
-def _init(kind: Any) -> Callable[..., Any]:
+def _init(kind: type) -> Callable[..., object]:
     scope: dict[str, object] = {"GIVEN": _GIVEN, "put": object.__setattr__}
     ways: dict[bool, list[str]] = {False: [], True: []}
-    body = []
-    for number, field in enumerate(dataclasses.fields(kind)):
+    body, frozen = [], vars(kind)["__dataclass_params__"].frozen
+    for number, field in enumerate(_fields(kind)):
         name, made = field.name, field.default_factory is not dataclasses.MISSING
         scope[f"of{number}"] = field.default_factory if made else field.default
         if field.init:
@@ -110,32 +111,36 @@ def _init(kind: Any) -> Callable[..., Any]:
             value = f"of{number}()"
         else:  # its default is an attribute of the class
             continue
-        body.append(f"put(self, {name!r}, {value})" if kind.__dataclass_params__.frozen else f"self.{name} = {value}")
+        body.append(f"put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(kind, "__post_init__"):
         body.append("self.__post_init__()")
     named = ["*", *ways[True]] if ways[True] else []
     return _compiled(", ".join(["self", *ways[False], *named]), body, scope)
 
 
-def _repr(kind: Any) -> Callable[..., Any]:
-    shown = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in dataclasses.fields(kind) if f.repr)
+def _repr(kind: type) -> Callable[..., object]:
+    shown = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(kind) if f.repr)
     text = f'return self.__class__.__qualname__ + f"({shown})"'
     return reprlib.recursive_repr()(_compiled("self", [text], {}))
 
 
-def _values(fields: Iterable[dataclasses.Field[Any]], of: str) -> str:
+def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
+    return dataclasses.fields(kind)  # type: ignore[arg-type]
+
+
+def _values(fields: Iterable[dataclasses.Field[object]], of: str) -> str:
     return "(" + "".join(f"{of}.{field.name}, " for field in fields) + ")"
 
 
-def _eq(kind: Any) -> Callable[..., Any]:
-    compared = [field for field in dataclasses.fields(kind) if field.compare]
+def _eq(kind: type) -> Callable[..., object]:
+    compared = [field for field in _fields(kind) if field.compare]
     body = ["if other.__class__ is not self.__class__:", "    return NotImplemented",
             f"return {_values(compared, 'self')} == {_values(compared, 'other')}"]  # fmt: skip
     return _compiled("self, other", body, {})
 
 
-def _hash(kind: Any) -> Callable[..., Any]:
-    hashed = [field for field in dataclasses.fields(kind) if (field.compare if field.hash is None else field.hash)]
+def _hash(kind: type) -> Callable[..., object]:
+    hashed = [field for field in _fields(kind) if (field.compare if field.hash is None else field.hash)]
     return _compiled("self", [f"return hash({_values(hashed, 'self')})"], {})
 
 

@@ -348,7 +348,7 @@ def held_out_batches(
     """
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
     if not coupled and (lengths := lengths_of(source)) is not None:
-        chosen = chosen[np.argsort([-int(lengths[one]) for one in chosen], kind="stable")]
+        chosen = chosen[np.argsort(-np.asarray(lengths)[chosen], kind="stable")]
     source = filled_for(source, device.type, plan.layout.tp, plan.precision)
     # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
     together = min(plan.batch_samples, plan.micro_batch * degree)

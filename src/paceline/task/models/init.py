@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +32,13 @@ class DrawsNothing(TorchFunctionMode):
     torch would take its reference functions for that, with which its compiler comes: a second of a slow core.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:  # fmt: skip
         given = (kwargs or {}).get("tensor", args[0] if args else None)
         draws = getattr(func, "__module__", "") == "torch.nn.init" and func.__name__.endswith("_")
-        return given if draws and given.is_meta else func(*args, **(kwargs or {}))
+        return given if draws and isinstance(given, Tensor) and given.is_meta else func(*args, **(kwargs or {}))
 
 
 def parameter_seed(name: str, seed: int, run: int = 0) -> int:

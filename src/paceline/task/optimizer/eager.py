@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,41 +18,45 @@ Kind = TypeVar("Kind")
 DISABLES = "_disable_dynamo.<locals>.inner"
 USES_GRAD = "_use_grad_for_differentiable.<locals>._use_grad"
 HOOKED = "Optimizer.profile_hook_step.<locals>.wrapper"
+STEP = "step"
 MARKED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-def _wrapper(function: Any) -> str:
+def _wrapper(function: object) -> str:
     """Return the name of a function's code, "" of what has none."""
     return getattr(getattr(function, "__code__", None), "co_qualname", "")
 
 
-def _unmarked(kind: type) -> dict[str, Any]:
+def _unmarked(kind: type) -> dict[str, object]:
     """Return what a class of optimizers has marked as not to be compiled, without the marks."""
     methods = {name: getattr(kind, name) for name in MARKED}
     return {name: method.__wrapped__ for name, method in methods.items() if _wrapper(method) == DISABLES}
 
 
-def _plain_step(kind: type) -> dict[str, Any]:
+def _plain_step(kind: type) -> dict[str, object]:
     """Return a step that follows gradients as the class's own does; none where its own imports nothing."""
-    step: Any = kind.step  # type: ignore[attr-defined]
+    step = getattr(kind, STEP)
     while _wrapper(step) == HOOKED:  # by an instance that was made before: torch hooks each class's step anew
         step = step.__wrapped__
     if _wrapper(step) != USES_GRAD:
         return {}
-    update: Callable[..., Any] = step.__wrapped__
+    update: Callable[..., object] = step.__wrapped__
 
     @functools.wraps(update)
-    def uncompiled(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def uncompiled(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return update(self, *args, **kwargs)
 
-    return {"step": uncompiled}
+    return {STEP: uncompiled}
 
 
-def eager(factory: Any) -> Any:
+def eager(factory: Kind) -> Kind:
     """Return an optimizer's class of torch's as one of the same name that imports no compiler, others as they are."""
     is_torchs = isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer)
-    return _subclass(factory) if is_torchs and f"{factory.__module__}.".startswith("torch.optim.") else factory
+    if not is_torchs or not f"{factory.__module__}.".startswith("torch.optim."):
+        return factory
+    made: Kind = _subclass(factory)  # type: ignore[assignment,arg-type]
+    return made
 
 
 @functools.cache

@@ -179,7 +179,7 @@ def multiple_of(source: object) -> int:
     return max([int(getattr(each, "multiple", 1)) for each in inner] or [int(getattr(source, "multiple", 1))])
 
 
-def lengths_of(source: object) -> Any:
+def lengths_of(source: object) -> object:
     """Return the lengths of a source's samples, by id; None where they are not known."""
     while source is not None:
         if (lengths := getattr(source, "lengths", None)) is not None:

@@ -8,11 +8,11 @@ a pass on fake tensors ends one here (`LooksAtValues`): whoever asks for values 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,7 +31,10 @@ class LooksAtValues(Exception):
 class WithoutLooking(TorchFunctionMode):
     """Ends a pass that asks for values in a way that no operator shows."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:  # fmt: skip
         if func in _SHOWS:
             raise LooksAtValues(getattr(func, "__name__", str(func)))
         return func(*args, **(kwargs or {}))
@@ -46,14 +49,14 @@ class Limits:
     def __init__(self, held: Iterable[int]) -> None:
         self._began, self._own = time.thread_time(), set(held)
 
-    def check(self, func: Any, args: Any, kwargs: Any) -> None:
+    def check(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Raise LooksAtValues before an operator that is not to run."""
         if any(tag in func.tags for tag in _TAGS):
             raise LooksAtValues(str(func))
-        if func is torch.ops.aten.index.Tensor and any(_is_mask(each) for each in args[1]):
+        if func is torch.ops.aten.index.Tensor and any(map(_is_mask, tree_leaves(args[1]))):
             raise LooksAtValues("a mask as an index")
         if func._schema.is_mutable:
-            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
             for argument in func._schema.arguments:
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
                 for each in tree_leaves(given.get(argument.name)) if is_written else ():
