@@ -29,7 +29,7 @@ from paceline.task.models.copied import copied
 from paceline.task.profile.aligned import is_aligned
 from paceline.task.profile.operators.drawing import belongs_to_samples
 from paceline.task.profile.operators.draws import RandomCall, Steady, beside_torch, draw_of
-from paceline.task.profile.operators.for_real import Limits, WithoutLooking, with_values
+from paceline.task.profile.operators.for_real import PassLimits, WithoutLooking, with_values
 from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
 
@@ -205,7 +205,7 @@ class _Recorder:
         self._counted: set[tuple[str, int]] = set()
 
     def operators(self, steady: Steady | None = None) -> AbstractContextManager:
-        limits = Limits(self._held) if self._where == "small" else None
+        limits = PassLimits(self._held) if self._where == "small" else None
         return _Hooked(self, _OperatorMode(self, steady, limits))
 
     def saved_tensors(self) -> AbstractContextManager:
@@ -295,7 +295,7 @@ class _Uncompiled(TorchDispatchMode):
 
 
 class _OperatorMode(_Uncompiled):
-    def __init__(self, recorder: _Recorder, steady: Steady | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, recorder: _Recorder, steady: Steady | None = None, limits: PassLimits | None = None) -> None:
         super().__init__()
         self._recorder, self._steady, self._limits = recorder, steady, limits
         self._formulas = FlopCounterMode(display=False).flop_registry

@@ -40,7 +40,7 @@ class WithoutLooking(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Limits:
+class PassLimits:
     """Ends a pass whose operators show values, or change what lies outside of the copy, or that takes long.
 
     `held` are the storages of the copy. An objective may keep tensors of its own: training is to find them as they are.
