@@ -18,7 +18,7 @@ Kind = TypeVar("Kind")
 DISABLES = "_disable_dynamo.<locals>.inner"
 USES_GRAD = "_use_grad_for_differentiable.<locals>._use_grad"
 HOOKED = "Optimizer.profile_hook_step.<locals>.wrapper"
-STEP = "step"
+STEP_METHOD = "step"
 MARKED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
@@ -35,7 +35,7 @@ def _unmarked(kind: type) -> dict[str, object]:
 
 def _plain_step(kind: type) -> dict[str, object]:
     """Return a step that follows gradients as the class's own does; none where its own imports nothing."""
-    step = getattr(kind, STEP)
+    step = getattr(kind, STEP_METHOD)
     while _wrapper(step) == HOOKED:  # by an instance that was made before: torch hooks each class's step anew
         step = step.__wrapped__
     if _wrapper(step) != USES_GRAD:
@@ -47,7 +47,7 @@ def _plain_step(kind: type) -> dict[str, object]:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return update(self, *args, **kwargs)
 
-    return {STEP: uncompiled}
+    return {STEP_METHOD: uncompiled}
 
 
 def eager(factory: Kind) -> Kind:
