@@ -121,11 +121,11 @@ def _init(kind: type) -> Callable[..., object]:
 def _repr(kind: type) -> Callable[..., object]:
     shown = ", ".join(f"{f.name}={{self.{f.name}!r}}" for f in _fields(kind) if f.repr)
     text = f'return self.__class__.__qualname__ + f"({shown})"'
-    return reprlib.recursive_repr()(_compiled("self", [text], {}))
+    return reprlib.recursive_repr()(_compiled("self", [text], {}))  # type: ignore[arg-type]
 
 
 def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(kind)  # type: ignore[arg-type]
+    return dataclasses.fields(kind)
 
 
 def _values(fields: Iterable[dataclasses.Field[object]], of: str) -> str:

@@ -55,7 +55,7 @@ def eager(factory: Kind) -> Kind:
     is_torchs = isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer)
     if not is_torchs or not f"{factory.__module__}.".startswith("torch.optim."):
         return factory
-    made: Kind = _subclass(factory)  # type: ignore[assignment,arg-type]
+    made: Kind = _subclass(factory)  # type: ignore[assignment]
     return made
 
 

@@ -234,7 +234,7 @@ def _trace(
 
     errors: list[Exception] = []
     needed = REAL_COPIES * own_bytes(model)
-    small = [{"where": "small"}] if needed <= REAL_COPIES * MOST_BYTES else []
+    small: list[dict[str, str | None]] = [{"where": "small"}] if needed <= REAL_COPIES * MOST_BYTES else []
     ways: tuple[dict[str, str | None], ...] = (*small, {"where": "fake"}, {"where": "fake", "compute": None})
     for how in ways:  # the last since FFT and complex views know no bf16
         try:
