@@ -31,7 +31,7 @@ def in_guide() -> dict[str, dict[str, bool]]:
     lines = GUIDE.read_text("utf-8").partition("| folder of |")[2].partition("\n\n")[0].splitlines()
     axes = [cell.strip(" `") for cell in lines[0].split("|")[1:-1]]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    return {row[0].partition(" ")[0]: {axis: cell == "equal" for axis, cell in zip(axes, row[2:], strict=True)}
+    return {row[0].partition(" ")[0]: {axis: cell in ("equal", "open") for axis, cell in zip(axes, row[2:], strict=True)}
             for row in rows}  # fmt: skip
 
 
