@@ -6,14 +6,13 @@ import csv
 import datetime
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import KINDS
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.journal.reading import read_journal, read_nodes
 from paceline.spec.journal.watching import NodeSample

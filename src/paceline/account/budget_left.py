@@ -6,12 +6,12 @@ A budget is the run's own, or one that it shares with the runs beside it: then w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from paceline.account.timeline import held_devices
-from paceline.config.late import dataclass
 from paceline.history.records import Records, number, table, text
 from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.run.survive.budget import spent_in

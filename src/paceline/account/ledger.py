@@ -12,6 +12,7 @@ import datetime
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.account.node_counters import MeteredRate, measured_rate, node_shares
@@ -19,7 +20,6 @@ from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.cluster.grid.figures import WATTTIME, GridFigures, mean_of, read_figures
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.history.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from paceline.account.node_use import NodeUse
-from paceline.config.late import dataclass
 from paceline.history.records import number, table, text
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import JOULES_PER_KWH

@@ -24,13 +24,13 @@ import datetime
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
 from paceline.config.build import build, document_layer
 from paceline.config.document import read_document
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.config.problems import Problems
 from paceline.config.shape import table_of
 from paceline.errors import ConfigError

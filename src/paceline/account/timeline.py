@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.account.starting import unclaimed_starting
-from paceline.config.late import dataclass
 from paceline.history.phases import lost_mask
 from paceline.history.records import Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RecoveryRecord

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.backtest.score import SMALLEST_GROUP, Scored, grouped, timed
 from paceline.backtest.statistics import mean, median, spearman
-from paceline.config.late import dataclass
 from paceline.plan.cost.bill import WAITING
 from paceline.plan.cost.intervals import waiting_parts
 from paceline.plan.cost.unknown import Widths

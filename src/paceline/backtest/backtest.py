@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,6 @@ from paceline.backtest.score import (
 from paceline.backtest.step_parts import Compared, compare_collectives, compare_layers, compare_power, compare_runs
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.backtest.words.plausible import another_unit
-from paceline.config.late import dataclass
 from paceline.plan.cost.constants import Constants
 
 

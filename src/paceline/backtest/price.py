@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from paceline.backtest.rows import Case
 from paceline.backtest.words.settings import modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
-from paceline.config.late import dataclass
 from paceline.plan.cost import pricing
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component, only, without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.backtest.layout import (
     ENDS,
@@ -20,7 +20,6 @@ from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
 from paceline.backtest.words.plausible import contradiction, impossible
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
-from paceline.config.late import dataclass
 from paceline.plan.cost.programs.known import program_of
 from paceline.plan.flops import flops_per_sample
 from paceline.spec.cluster import Cluster

@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.backtest.backtest import FileResult, FileScore, Unscored
 from paceline.backtest.price import Interval, Priced
 from paceline.backtest.rows import Case
 from paceline.backtest.schema import Origin, StepRow
 from paceline.backtest.score import Scored, choice_score, memory_score, time_score
-from paceline.config.late import dataclass
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation

@@ -5,7 +5,7 @@ A column that is not named here is ignored and reported. An empty cell means tha
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

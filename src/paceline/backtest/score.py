@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.backtest.price import Priced
 from paceline.backtest.rows import Case
 from paceline.backtest.statistics import mean, median, spearman
-from paceline.config.late import dataclass
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.backtest.machine import Machines
 from paceline.backtest.price import collective_seconds, layer_seconds, plan_of_layer, watts_per_device
 from paceline.backtest.schema import CollectiveRow, LayerRow, Origin, PowerRow, WholeRunRow
-from paceline.config.late import dataclass
 from paceline.plan.cost.constants import Constants
 from paceline.spec.profile import ModelProfile
 from paceline.task.profile.transformer import TransformerShape

@@ -8,11 +8,11 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.backtest.schema import KINDS, AnyRow, Origin
-from paceline.config.late import dataclass
 from paceline.errors import DataError, MissingExtra, suggestion
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")

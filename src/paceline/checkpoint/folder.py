@@ -19,13 +19,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import read_index
 from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.retention import Retention
-from paceline.config.late import dataclass
 from paceline.durable import PARTIAL, sync_folder
 from paceline.errors import StorageError
 from paceline.lock import try_lock

@@ -25,6 +25,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from paceline.checkpoint.boxes import Box, check_cover, overlap
 from paceline.checkpoint.manifest import TABLE_NAME, FileEntry, Manifest, part_name
 from paceline.checkpoint.shards import DTYPES, Chunk
 from paceline.checkpoint.untrusted import Refused, content, numbers, refusal, table, typed
-from paceline.config.late import dataclass
 
 MAX_DIMENSIONS = 64
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")

@@ -31,12 +31,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.files.digests import KINDS, SHA256
 from paceline.checkpoint.untrusted import Refused, content, count, digest, refusal, table, typed
-from paceline.config.late import dataclass
 
 MANIFEST_NAME = "manifest.json"
 TABLE_NAME = "tensors.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.writers.talk import Message, Talk
-from paceline.config.late import dataclass
 from paceline.errors import ExhaustedTogether, PacelineError, StorageError, exhausted_by, first_line
 
 T = TypeVar("T")

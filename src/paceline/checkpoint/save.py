@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +47,6 @@ from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.checkpoint.writers.clear import clear
 from paceline.checkpoint.writers.lists import KnownFiles, tell_of_files
-from paceline.config.late import dataclass
 from paceline.errors import StorageError, exhausted_by
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from paceline.checkpoint.index import TensorKind
@@ -19,7 +19,6 @@ from paceline.checkpoint.snapshot import Part, Snapshot
 from paceline.checkpoint.writers.choose import WriterChoice, choose_writers, cover_of, number_of
 from paceline.checkpoint.writers.spread import PartAt, kinds_of, spread
 from paceline.checkpoint.writers.talk import WORD
-from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

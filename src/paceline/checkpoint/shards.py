@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.pieces import compare_in_pieces, write_in_pieces
 from paceline.checkpoint.files.threads import Hands
 from paceline.checkpoint.manifest import FileEntry
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 # torch's name of a dtype -> (its name in a safetensors header, bytes per element). There is none for complex128: files

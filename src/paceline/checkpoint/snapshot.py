@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.fingerprint import local_part, part_sums, parts_held
 from paceline.checkpoint.shards import DTYPES, dtype_name
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 

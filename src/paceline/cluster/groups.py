@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.config import build, shape
 from paceline.config.document import KeyPath
-from paceline.config.late import dataclass
 from paceline.config.values import toml_key
 from paceline.errors import ConfigError
 from paceline.spec.cluster import Cluster, ClusterSpec

@@ -9,9 +9,8 @@ import math
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-
-from paceline.config.late import dataclass
 
 CGROUP_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 

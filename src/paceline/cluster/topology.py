@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.spec.cluster import Cluster
 
 LEVELS = ("device", "node", "rack", "network")  # how far apart two slots are, nearest first

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.late import dataclass
 from paceline.spec.cluster import Cluster, Figure, Link
 from paceline.units import format_rate
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.declared import from_file
 from paceline.config.document import KeyPath, TomlDocument
-from paceline.config.late import dataclass
 from paceline.config.other_words import option_meant
 from paceline.config.problems import Problems
 from paceline.config.shape import Option, ShapedTable

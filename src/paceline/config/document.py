@@ -9,10 +9,10 @@ import pkgutil
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 
 KeyPath = tuple[str, ...]

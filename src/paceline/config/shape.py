@@ -10,10 +10,10 @@ import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.fields import HeldWord
-from paceline.config.late import dataclass
 from paceline.units import AMOUNT_UNITS
 
 KINDS = ("text", "texts", "whole", "number", "flag", "amount", "duration", "bytes", "free", "tables")

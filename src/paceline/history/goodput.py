@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.history.phases import CHECKPOINTS, DATA, EVALUATION, LOST, PAUSED, TRAINING, Phase
 from paceline.history.records import Records, number
 from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.history.records import Records, StepTable, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunEnded, VerifyRecord
 

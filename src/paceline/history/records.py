@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady

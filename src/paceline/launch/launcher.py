@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 Environ = Mapping[str, str]
 Ranks3 = tuple[int, int, int]  # rank, world size, local rank

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import parsed_line, starts_of
 from paceline.spec.journal.record import Record

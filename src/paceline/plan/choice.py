@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import matrix_peak
 from paceline.plan.learn.correct import Learnt

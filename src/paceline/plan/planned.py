@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.cluster.grid.carbon import changes_by_hour, with_carbon
 from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
-from paceline.config.late import dataclass
 from paceline.errors import DoesNotFit
 from paceline.plan.choice import Choice, Prepared
 from paceline.plan.cost.peer_copies import peer_copy_terms

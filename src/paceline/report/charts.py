@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from paceline import svg
-from paceline.config.late import dataclass
 from paceline.report.scale import Scale, scale_for, ticks_of
 
 WIDTH = 760

@@ -6,11 +6,11 @@ A forecast has many terms and a running step only a few clocks, so terms are put
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.history.phases import Start
 from paceline.history.records import NO_START, Records, StepTable, number, table, text
 from paceline.report.format import plural

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.history.records import SECONDS, Records, StepTable, number, table
 from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median

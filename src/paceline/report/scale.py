@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 LIMIT = 1e150
 

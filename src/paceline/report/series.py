@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
-
-from paceline.config.late import dataclass
 
 POINTS = 1200
 TREND_BUCKETS = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from paceline.account.advice.advice import CostAdvice
 from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import BudgetLeft, budgets_left
-from paceline.config.late import dataclass
 from paceline.history.goodput import MeasuredGoodput, goodput_of
 from paceline.history.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.history.records import NO_START, Records, StepTable, gather, json_safe, number, table, text

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.cluster.here.compiler import refuse_to_compile
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.feasible.torch_version import COMPILED_FP64, older_refusal
 from paceline.run.initial import DrawnModel, WholeModel, start_model

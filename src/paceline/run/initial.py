@@ -15,13 +15,12 @@ import gc
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.uncut_parameters import stays_whole
 from paceline.run.process.world import World

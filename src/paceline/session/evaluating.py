@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.load import Spec, spec_from_dict
 from paceline.spec.plan import Plan, plan_from_dict

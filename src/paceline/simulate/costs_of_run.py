@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.engine import simulate_run
 from paceline.simulate.failures import Cause, FailureRates
 from paceline.simulate.outcome import Spread, spread

@@ -7,8 +7,7 @@ more than minutes. Work is in seconds of computing, at whatever speed.
 from __future__ import annotations
 
 import math
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 ROUNDING = 1e-9  # relative: an instant that floating point puts just before a border counts as on it
 

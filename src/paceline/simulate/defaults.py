@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.simulate.failures import FailureRates
 from paceline.simulate.interval import daly_interval

@@ -11,8 +11,8 @@ import heapq
 import math
 import random
 from collections import Counter
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.events import (
     DETECTION,
     KINDS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.failures import Cause, FailureRates
 from paceline.units import SECONDS_PER_HOUR
 

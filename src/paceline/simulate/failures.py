@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.reliability import ReliabilitySpec
 

@@ -7,8 +7,7 @@ failures M; every failure costs the work since the last checkpoint and a recover
 from __future__ import annotations
 
 import math
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 HOPELESS = 300.0  # intervals of so many mean times between failures: e^300 of them, which no run lives to see
 

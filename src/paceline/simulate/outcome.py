@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.events import KINDS, LOST, PRODUCTIVE, Instant, Stretch
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.simulate.cycle import Cycle
 from paceline.units import SECONDS, parse_seconds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.events import causes_of
 from paceline.simulate.failures import Cause, FailureRates
 from paceline.units import SECONDS_PER_HOUR

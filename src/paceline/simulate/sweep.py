@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.simulate.defaults import with_every
 from paceline.simulate.engine import simulate_run
 from paceline.simulate.interval import daly_interval, expected_time, young_interval

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
-
-from paceline.config.late import dataclass
 
 # What a device does in a term of time. `collectives` run inside forward and backward (tp, cp, ep); `sync` keeps weights
 # and gradients in step over the data axes, and gathers for the update; `host` starts work that the device waits for.

@@ -10,11 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 
 # Outermost first: neighbours in rank order share the innermost axis, the chattiest one.

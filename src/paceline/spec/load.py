@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from paceline.config.build import Override
 from paceline.config.declared import Declared, caller, from_file
 from paceline.config.document import TomlDocument, parse_document, read_document
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.config.problems import Problems
 from paceline.config.values import literal
 from paceline.errors import ConfigError

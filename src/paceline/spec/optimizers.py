@@ -15,10 +15,9 @@ import dataclasses
 import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.config.plain import object_path
 from paceline.errors import ConfigError, MissingExtra, suggestion
 from paceline.spec.import_paths import is_import_path, load_object

@@ -7,10 +7,8 @@ backward pass does twice the matrix FLOPs of the forward pass.
 from __future__ import annotations
 
 import math
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@ for the device, assumed (and says so), or unknown."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 
 STUDIES = ("llama3", "meta-rsc1", "meta-rsc2", "opt-175b", "bloom")
 

@@ -6,10 +6,10 @@ import json
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import PacelineError, Requeue, WorkerDied
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.memory_kills import why_killed

@@ -11,10 +11,10 @@ import os
 import select
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines, is_ready
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from paceline.config.late import dataclass
 
 PROCESSES = Path("/proc")
 

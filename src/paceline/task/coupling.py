@@ -16,11 +16,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.task.models.layers.batch_norm import sees_whole_batch
 

@@ -10,13 +10,13 @@ import copy
 import functools
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_map
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.foreign_errors import is_of_two_devices
 from paceline.task.coupling import GatheringObjective

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 
 # style -> what happens to the module's weight over the tensor axis

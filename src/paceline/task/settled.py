@@ -7,11 +7,10 @@ says what was chosen and because of what.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DamagedData
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of

@@ -8,9 +8,9 @@ by `zero_grad`. Random numbers of a turn are its own. A task without turns has o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.steps.turns import check_turns, main_turn

@@ -9,8 +9,8 @@ run carries along.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.units import format_seconds
 from paceline.verdict.bound_part import BoundPart
 from paceline.verdict.communication import communication_part

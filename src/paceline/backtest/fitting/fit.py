@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, cast
@@ -31,7 +31,6 @@ from paceline.backtest.rows import Case, Reader, with_one_micro_batch
 from paceline.backtest.schema import CollectiveRow, StepRow
 from paceline.backtest.step_parts import compare_collectives
 from paceline.backtest.table import MeasuredTable, read_table
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, FittedOn, constants_text, family_of

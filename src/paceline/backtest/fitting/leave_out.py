@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from paceline.backtest.rows import Case, Reader
 from paceline.backtest.score import Scored, timed
 from paceline.backtest.statistics import mean, median
 from paceline.backtest.table import MeasuredTable, read_table
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.intervals import waiting_parts

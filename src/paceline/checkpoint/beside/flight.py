@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from paceline.checkpoint.save_plan import KeptPlan
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
-from paceline.config.late import dataclass
 from paceline.errors import ExhaustedTogether, StorageError
 from paceline.patience import Patience
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from paceline.checkpoint.snapshot import Part, Snapshot, fingerprinted, live_parts, plain_json
-from paceline.config.late import dataclass
 
 
 @dataclass

@@ -6,12 +6,11 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
-
-from paceline.config.late import dataclass
 
 FEW_BYTES = 2**15  # that are copied in microseconds
 MOST_ROOMS = 512  # of one call of the system, which takes 1,024 on Linux

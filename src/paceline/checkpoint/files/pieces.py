@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,6 @@ from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.past_caches import PastCaches, Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22

@@ -9,10 +9,10 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 MOST_HEADER_BYTES = 10**8  # the format's own limit

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,6 @@ from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order

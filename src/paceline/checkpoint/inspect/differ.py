@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from paceline.checkpoint.export import WholeTensors
 from paceline.checkpoint.index import IndexReader, TensorKind
 from paceline.checkpoint.manifest import read_manifest
-from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.export import WholeTensors
@@ -10,7 +11,6 @@ from paceline.checkpoint.fingerprint import parts_held, whole_fingerprints
 from paceline.checkpoint.folder import verify_checkpoint
 from paceline.checkpoint.index import IndexReader
 from paceline.checkpoint.manifest import Manifest
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,7 +33,6 @@ from paceline.checkpoint.fingerprint import (
 from paceline.checkpoint.index import Chunks, TensorKind
 from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.shards import DTYPES, Chunk, ShardReader, stored_shape
-from paceline.config.late import dataclass
 
 Kinds = Mapping[str, TensorKind]
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,7 +20,6 @@ from paceline.checkpoint.fingerprint import PlaceWeights, local_part, part_sum, 
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.snapshot import Snapshot
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, StorageError
 
 WHAT = "the state that the ranks hold was not brought together"

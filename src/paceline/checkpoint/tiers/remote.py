@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import newest_first, next_sequence
-from paceline.config.late import dataclass
 from paceline.errors import MissingExtra, StorageError
 from paceline.patience import Patience
 from paceline.scratch import Scratch

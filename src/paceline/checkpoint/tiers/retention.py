@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.manifest import Manifest
-from paceline.config.late import dataclass
 
 # In a manifest's `extra`, of an evaluation of the very weights: its "step" and "loss", and the "score" by the "metric"
 # that says which is the best. Less of a score is better; without one it is the loss.

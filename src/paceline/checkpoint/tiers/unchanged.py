@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.snapshot import Part
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 
 

@@ -12,13 +12,13 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.index import TensorKind
 from paceline.checkpoint.snapshot import Part
 from paceline.checkpoint.writers.talk import KEY_BYTES, WORD, Holders, Talk, add_up, collect
-from paceline.config.late import dataclass
 
 _ONE_WRITER = 2**40  # in a sum of writers' numbers, above all numbers of ranks
 

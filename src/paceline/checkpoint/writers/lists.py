@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from paceline.checkpoint.manifest import (
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import write_file
 from paceline.checkpoint.writers.talk import Message, Talk
-from paceline.config.late import dataclass
 
 FILE_ROW = struct.Struct("<qqB32s")  # of a file: its length, that of its pieces, the kind of theirs, and its digest
 LIST_ROW = struct.Struct("<qqB32s")  # of a list: its length, that of its files, the version they take, its digest

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
 from paceline.config.document import packaged_toml
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import Figure
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import build, shape
 from paceline.config.document import KeyPath, TomlDocument, packaged_toml, read_document
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
 

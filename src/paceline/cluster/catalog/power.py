@@ -13,10 +13,10 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.document import packaged_toml
-from paceline.config.late import dataclass
 
 # Quantiles of Student's t for two-sided 80 and 95 %, by degrees of freedom: kinds of nodes are few.
 STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+from dataclasses import dataclass
 
 from paceline.cluster.grid.figures import WATTTIME, FixedFigure, GridFigures, mean_of, read_figures
-from paceline.config.late import dataclass
 from paceline.spec.watch.alerts import is_within, minutes_of
 from paceline.spec.watch.when import CHEAPEST, GREENEST, WhenSpec
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
 from paceline.cluster.here.determinism import deterministic_price
 from paceline.cluster.here.waiting import SPIN_TURNS, SPIN_VARIABLE, waiting
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.run import RunSpec
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from paceline.config.late import dataclass
 
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.line import spelt
 from paceline.spec.journal.watching import AlertRecord
 

@@ -6,11 +6,11 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.config.late import dataclass
 from paceline.observe.alerts.message import FIRING, RESOLVED, AlertMessage, line_of_alert
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.rules.machine import MemoryNear

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.report.drawn.markup import shown
 from paceline.spec.journal.kinds import RunStarted
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.spec.forecast import Z95
 
 DRAWS = 600

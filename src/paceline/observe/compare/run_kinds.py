@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
-from paceline.config.late import dataclass
 from paceline.observe.compare.differ import OWN, told_of
 from paceline.observe.compare.noise import Noise, between_runs
 from paceline.spec.journal.kinds import RunStarted

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.history.records import number
 from paceline.observe.compare.differ import DifferentOption, differences

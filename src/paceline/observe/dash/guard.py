@@ -11,10 +11,9 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
-
-from paceline.config.late import dataclass
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # who asks is behind a proxy
 ACTION = re.compile(r"/run/[^/]+/trace")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import dataclass
 from pathlib import Path
-
-from paceline.config.late import dataclass
 
 TAIL_BYTES, TAIL_LINES = 64 << 10, 200
 

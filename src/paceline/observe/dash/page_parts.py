@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import SpentByTag, nobody
-from paceline.config.late import dataclass
 from paceline.history.goodput import goodput_of
 from paceline.history.phases import starts_of
 from paceline.history.records import Records, number, table, text

@@ -7,10 +7,10 @@ import platform
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, MissingExtra
 from paceline.observe.dash.guard import DashGuard
 from paceline.observe.dash.watched import RunSet

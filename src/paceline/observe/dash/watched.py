@@ -7,9 +7,9 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import parsed_line, starts_of
 from paceline.spec.journal.record import Record

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.record import Record
 from paceline.spec.watch.exports import ExportsSpec
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.history.records import number, table, text
 from paceline.observe.live.run import RUNNING, SILENT, SILENT_SECONDS, SILENT_STEPS
 from paceline.spec.journal.kinds import RunEnded, RunStarted, parse

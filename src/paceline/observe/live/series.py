@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.history.records import number
 
 COLUMNS = ("step", "time", "loss", "grad_norm", "lr", "total", "data", "rate", "peak_bytes", "weight")

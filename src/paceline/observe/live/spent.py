@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.account.budget_left import BudgetLeft, RunPace, SpentByTag, lefts
-from paceline.config.late import dataclass
 from paceline.history.records import NO_START, number, table
 from paceline.observe.live.run import LiveRun
 from paceline.run.survive.budget import spent_in

@@ -7,10 +7,10 @@ import heapq
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import FaultRecord, RunEnded
 from paceline.spec.journal.reading import records_in, starts_of
 from paceline.spec.journal.record import read

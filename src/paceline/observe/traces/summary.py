@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.observe.traces.trace_spans import (
     COMMUNICATION,
     ON_DEVICE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.spec.watch.traced import PREFIX
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.catalog.power import power_model
-from paceline.config.late import dataclass
 from paceline.plan.cost.rates import weakest
 from paceline.spec.cluster import Cluster, Figure
 from paceline.spec.forecast import Z80, Z95, BillTerm, Estimate, Kind, Term

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.spec.layout import MESH_ORDER, Layout, data_rank_paces, group_of, holds_shards, rows_of
 from paceline.spec.plan import RECOMPUTE, SCHEDULES, Plan
 

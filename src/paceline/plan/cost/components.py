@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Flags, Floats, Ints
 from paceline.plan.cost.model_parts import MODES
 from paceline.spec.cluster import SOURCES

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.config.document import packaged_toml
-from paceline.config.late import dataclass
 
 # What a device's name says of its generation. Products and attention of one generation reach like shares of their peak.
 FAMILIES = {

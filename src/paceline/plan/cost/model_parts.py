@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.spec.profile import BlockProfile, ModelProfile
 

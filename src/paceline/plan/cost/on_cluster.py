@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.model_parts import Shapes
 from paceline.plan.cost.rates import Rates

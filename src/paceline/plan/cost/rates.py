@@ -8,12 +8,11 @@ there is for each element moved (Williams et al. 2009, the roofline, doi:10.1145
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost import power_limit
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants

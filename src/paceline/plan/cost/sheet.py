@@ -7,12 +7,11 @@ computed once, in the PricedTask; what several terms need of the plans, once for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, modes_in_order
 from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, largest_of, rows_of

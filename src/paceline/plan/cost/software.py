@@ -5,7 +5,7 @@ A plan is priced for Paceline's own run unless told otherwise. Tables of others 
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.constants import Constants, family_of
 from paceline.spec.forecast import Z80, Z95
 

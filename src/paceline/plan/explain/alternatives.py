@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import AXES, Columns, Flags
 from paceline.plan.cost.pricing import price_all
 from paceline.plan.search.found import SearchResult

@@ -6,13 +6,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.cluster.catalog.devices import find_entry
 from paceline.cluster.catalog.file import load_catalog
 from paceline.cluster.resolve import resolve_cluster
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DoesNotFit, PacelineError
 from paceline.plan.planned import Planned, plan_prepared
 from paceline.plan.prepare import prepare_task

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from paceline import svg
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
 from paceline.plan.explain.money import money_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import time
+from dataclasses import dataclass
 
 from paceline.cluster.grid.window import RunWindow, Waiting
-from paceline.config.late import dataclass
 from paceline.plan.planned import Planned
 from paceline.spec.survive.budget import BUDGETS
 

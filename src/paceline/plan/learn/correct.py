@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, columns_of
 from paceline.plan.learn.observation import Observation
 from paceline.plan.learn.process import RUN_NOISE, SHARES, Fitted, Kinship, fit

@@ -9,11 +9,10 @@ part of the curve, does not foretell that part: a learning rate that fell meanwh
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceline.config.late import dataclass
 
 EXPONENTS = np.linspace(0.05, 1.5, 30)  # of the power laws that are tried
 BINS, LEAST_STEPS = 40, 200

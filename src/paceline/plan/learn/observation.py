@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.cluster import Cluster
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan, plan_from_dict

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.store import cache_dir, safe_name, write_json
-from paceline.config.late import dataclass
 from paceline.plan.learn.observation import device_key, machine_key
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from paceline.cluster.groups import Group, resolve_groups
-from paceline.config.late import dataclass
 from paceline.errors import DoesNotFit
 from paceline.plan.placement.uneven import Uneven, Work, plan_uneven
 from paceline.plan.planned import plan_task

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from paceline.cluster.groups import group_specs
 from paceline.cluster.resolve import resolve_cluster
-from paceline.config.late import dataclass
 from paceline.plan.cost.components import total
 from paceline.plan.cost.pricing import forward_backward_components
 from paceline.plan.cost.sheet import PricedTask

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.topology import Span, Topology, span, topology_of
-from paceline.config.late import dataclass
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.placement.traffic import AxisTraffic, axis_traffic
 from paceline.spec.cluster import Cluster

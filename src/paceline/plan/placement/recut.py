@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.plan.placement.shares import share_out
 from paceline.spec.plan import Plan

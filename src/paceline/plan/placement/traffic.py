@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
+
 from paceline.plan.cost.collectives.collective import Collective
 from paceline.plan.cost.collectives.of_a_step import collectives
 from paceline.plan.cost.sheet import PricedTask

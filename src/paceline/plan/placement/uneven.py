@@ -12,11 +12,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.cluster.groups import Group
-from paceline.config.late import dataclass
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.bill import bill, busy_share
 from paceline.plan.cost.constants import read_constants

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
+
 from paceline.spec.plan import Plan
 
 WIDEST = 4.0  # how far a figure is varied, either way

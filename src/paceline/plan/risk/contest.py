@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.components import cause_seconds
 from paceline.plan.cost.pricing import time_components

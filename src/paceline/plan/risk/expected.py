@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.plan.choice import Choice
 from paceline.plan.risk.failing_machines import saving_for, scenario_of
 from paceline.simulate.defaults import make_policy

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from paceline.cluster.vary import varied_figures
-from paceline.config.late import dataclass
 from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
 from paceline.plan.cost.pricing import held_components, time_components

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.cluster.vary import varied_figures
-from paceline.config.late import dataclass
 from paceline.plan.choice import Choice
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.memory.usable import usable_bytes

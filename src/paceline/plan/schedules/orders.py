@@ -7,8 +7,8 @@ for weights. Stage s runs on device s mod p.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.plan.feasible.stages import SPLIT_BACKWARD, fill_pipeline
 from paceline.spec.plan import SCHEDULES

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.feasible.stages import SPLIT_BACKWARD
 from paceline.plan.schedules.orders import Pass, pipeline_orders

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.memory.usable import HEADROOM, needed_terms, usable_bytes
 from paceline.plan.cost.pricing import memory_of, memory_widths_of, price, price_all

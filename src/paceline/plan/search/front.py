@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
+
 from paceline.plan.search.found import Candidates
 from paceline.plan.search.pareto import front_of
 from paceline.spec.plan import QUANTITIES, Plan

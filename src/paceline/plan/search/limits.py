@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import Flags
 from paceline.plan.risk.chance import normal_tail

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
 from paceline.plan.cost.pricing import memory_of
 from paceline.plan.cost.sheet import PricedTask

@@ -6,11 +6,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.sheet import PricedTask

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.bill import amounts
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.pricing import memory_widths_of, step_seconds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.history.records import Records, number, table, text
 from paceline.report.series import Series, thin
 from paceline.spec.journal.kinds import EvaluationRecord

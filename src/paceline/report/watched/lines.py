@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.account.node_counters import device_shares
-from paceline.config.late import dataclass
 from paceline.spec.journal.rates import JOULES_PER_KWH
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.units import format_bytes, format_count

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.account.node_counters import measured_rate
-from paceline.config.late import dataclass
 from paceline.history.phases import Start
 from paceline.history.records import Records, number, table
 from paceline.report.format import quantity

@@ -13,10 +13,9 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.run.callbacks.fence import FencedCollectives, meet
 from paceline.run.callbacks.moment import CallbackMoment

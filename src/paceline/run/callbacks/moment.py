@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord

@@ -8,14 +8,13 @@ read these have a second pass, in which a micro-batch's logits exist whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import AnyObjective

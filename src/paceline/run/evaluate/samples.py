@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.evaluate.held_out_metrics import Sums, pass_logits
 from paceline.run.loop.loader import MicroBatch, to_device

@@ -6,11 +6,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.run.evaluate.held_out_metrics import measure
 from paceline.run.loop.loader import held_out_batches, held_out_ids

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.numerics.nested import each_leaf, leaves_of
 from paceline.spec.layout import accumulation_for

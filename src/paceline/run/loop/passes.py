@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.numerics.precision import cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness

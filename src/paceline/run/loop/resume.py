@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,6 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.checkpoint.tiers.newest import newest_whole
 from paceline.checkpoint.tiers.remote import fetch_newer
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World

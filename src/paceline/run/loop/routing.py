@@ -6,14 +6,13 @@ Counts are sums over the tokens of the global batch, so neither the record nor a
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.spec.plan import Plan
 from paceline.task.models.layers.balance import bias_step
 from paceline.task.models.moe import BALANCE, ENTROPY, MoEDecoder, routers_by_place

@@ -13,13 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import NothingToLearn, NumericalStop
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import StepBatch

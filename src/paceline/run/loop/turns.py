@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.loop.passes import Passes, SequentialPasses
 from paceline.run.loop.routing import RouterWatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.units import format_bytes
 
 LOOKS = 5  # one after the other in which memory must have grown each time

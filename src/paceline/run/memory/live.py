@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.task.models.held import local_of
 
 NODES = 20_000  # of a graph, that are looked through at most

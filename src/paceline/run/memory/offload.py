@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from paceline.config.late import dataclass
 from paceline.task.models.held import is_spread, local_of
 
 SMALLEST_BYTES = 1024  # below, a copy takes longer than the memory is worth

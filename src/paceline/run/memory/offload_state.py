@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint import materialise_optimizer_state
-from paceline.config.late import dataclass
 from paceline.task.models.held import local_of
 
 Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name

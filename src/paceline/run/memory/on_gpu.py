@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.cluster.catalog.assumed import CUDA_RUNTIME_BYTES
-from paceline.config.late import dataclass
 
 READ_SECONDS = 1.0  # between two looks at the device: libraries take their workspaces when they are first used
 # More than this beside the allocator is not one process's own: other programs are on the device. A rank with NCCL was

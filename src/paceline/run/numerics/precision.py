@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.nn.utils.rnn import PackedSequence
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.nested import each_leaf
 from paceline.task.declared import is_routed
 from paceline.task.models.layers.batch_norm import is_recomputed

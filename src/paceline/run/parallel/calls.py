@@ -17,7 +17,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -28,7 +28,6 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves
 
-from paceline.config.late import dataclass
 from paceline.errors import NeedsWholeWeights
 from paceline.task.models.layers.batch_norm import is_recomputed
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
-from paceline.config.late import dataclass
 from paceline.errors import NeedsWholeWeights
 from paceline.foreign_errors import is_of_memory_let_go, is_of_shards
 from paceline.run.parallel.calls import WHOLE, Calls, let_go

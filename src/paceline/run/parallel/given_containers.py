@@ -14,7 +14,7 @@ import copy
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import cast_floats, refilled
 from paceline.task.models.layers.batch_norm import is_recomputed
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.task.models.held import is_spread
 from paceline.task.models.layers.collectives import add, gather, once, scatter, share
 from paceline.task.models.layers.vocabulary import first_row

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
 from paceline.run.parallel.gradients import Gradients

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.spec.journal.rank_spread import RankSpread
 

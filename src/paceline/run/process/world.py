@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.gathering import come_together, until_served, word_of_supervisor

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import dis
 import sys
+from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from paceline.config.late import dataclass
 from paceline.errors import RunInUse
 from paceline.run.record.recorder import Recorder, SilentRecorder
 

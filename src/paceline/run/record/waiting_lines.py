@@ -7,8 +7,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 MOST_LINES = 10_000
 MOST_BYTES = 16 << 20

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
 from paceline.run.updates.shards import wrapped

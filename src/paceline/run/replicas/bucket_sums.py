@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.context.exchange import all_gather
 from paceline.spec.sync import Sync
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from paceline.checkpoint.state import OPTIMIZER
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.run.replicas.bucket_sums import BucketSum
 from paceline.run.updates.optimizer import named_parameters

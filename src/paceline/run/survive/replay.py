@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import traceback
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, ExhaustedTogether, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled

@@ -6,8 +6,8 @@ Ranks that go on in another world build anew what had decided it, so they bring 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.spec.journal.kinds import DecisionRecord, SelectionRecord
 

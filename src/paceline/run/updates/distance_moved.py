@@ -9,11 +9,11 @@ import itertools
 import math
 import re
 import time
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.errors import PacelineError
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import MovedRecord

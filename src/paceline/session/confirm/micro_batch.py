@@ -13,10 +13,10 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DoesNotFit, PacelineError, tells_exhausted
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.cost.pricing import price

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # fine; something is left unused or slower; training cannot work
 

@@ -11,11 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.cluster.machine import visible_gpus
-from paceline.config.late import dataclass
 from paceline.errors import PacelineError, Requeue
 from paceline.lock import holder_here
 from paceline.patience import Patience

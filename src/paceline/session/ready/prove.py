@@ -6,11 +6,11 @@ import dataclasses
 import datetime
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cluster.store import cache_dir, write_json
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, StorageError
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 from paceline.lock import take
 from paceline.scratch import Scratch

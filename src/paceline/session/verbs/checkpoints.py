@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.durable import make_folder, publish
 from paceline.errors import ConfigError, StorageError
 from paceline.session.verbs.weights import Chosen, choose_checkpoint, write_weights

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, PacelineError, VerificationFailed, suggestion
 from paceline.session.ahead import proof_ahead
 from paceline.spec.arguments import plan_spec

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.called import argument, checked_call
 from paceline.config.fields import HeldWord
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.report.build import build_report
 from paceline.report.summary import Summary

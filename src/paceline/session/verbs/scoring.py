@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import ConfigError, DataError, StorageError
 from paceline.spec.data.labels import IGNORED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.history.goodput import MeasuredGoodput
 from paceline.plan.planned import Planned, plan_task

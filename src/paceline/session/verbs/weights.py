@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.durable import make_folder
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole

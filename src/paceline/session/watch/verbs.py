@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.account.bill import runs_in
 from paceline.config.build import Override
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, PacelineError, suggestion
 from paceline.observe.alerts.message import FIRING, AlertMessage
 from paceline.observe.alerts.process import run_from_plain

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.record import Ids, Numbers, Record, Told, Words
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.record import Table, Words
 

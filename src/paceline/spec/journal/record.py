@@ -12,10 +12,8 @@ import math
 import time
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
-
-from paceline.config.late import dataclass
 
 SCHEMA = 1
 Table = Mapping[str, Any]  # a JSON object that is declared elsewhere: a spec, a plan, a forecast

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.journal.record import Some
 from paceline.spec.journal.secret_shapes import (

@@ -6,10 +6,9 @@ The checks make these records, `plain.py` writes and reads them, and docs/refere
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.record import Numbers, Told, Words
 
 # The checks that there are (verify/process/checks.py has what each does), as a proof's record names them.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.units import Amount
 

@@ -7,10 +7,10 @@ two that match, the longer one counts. An option of a Task without a clause is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.load import Spec, spec_to_dict
 

@@ -6,13 +6,13 @@ A file for `paceline train --faults` holds the same table: a seed, and `[[each]]
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.build import build, document_layer, mapping_layer
 from paceline.config.declared import Declared
 from paceline.config.document import read_document
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.config.shape import table_of
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 
 PORT = 29400  # torchrun's own, where none is given

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from paceline.config.late import dataclass
 
 FIXED = ("weights", "gradients", "optimizer", "runtime")  # kinds of memory that no micro-batch changes
 

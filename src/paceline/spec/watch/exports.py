@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 
 FILE = "file"

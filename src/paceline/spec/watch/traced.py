@@ -9,9 +9,9 @@ import dataclasses
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.reading import read_tail_step
 
 FRESH_SECONDS = 30.0  # in which a request waits for the ranks to come to its steps, before another may take its place

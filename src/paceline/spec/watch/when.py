@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.watch.alerts import minutes_of
 

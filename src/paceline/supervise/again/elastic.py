@@ -9,11 +9,10 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from paceline.config.late import dataclass
 from paceline.errors import PacelineError
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import DecisionRecord

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from paceline.config.late import dataclass
 from paceline.errors import of_rank
 from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.plan import Plan

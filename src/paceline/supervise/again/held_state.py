@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from paceline.config.late import dataclass
 
 NONE_HELD = -1  # in place of a step: the rank was inside an update, or its state has changed
 AGREED, DUE, OPEN = "agreed", "due", "open"  # compared after this step; it was to be; no comparison was due

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import (
     ConfigError,
     DataError,

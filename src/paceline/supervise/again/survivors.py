@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.spec.plan import Plan
 from paceline.supervise.again.held_state import AGREED, DUE, HeldState
 

@@ -17,10 +17,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TextIO
-
-from paceline.config.late import dataclass
 
 LIMIT_BYTES = 1 << 20  # that wait, of each stream, of ranks and of this process each
 PIECE_BYTES = select.PIPE_BUF  # of one write: a pipe that has room at all takes so much at once (pipe(7))

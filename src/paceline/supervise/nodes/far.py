@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.patience import programs_per_core
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.nodes.lookout import Scrutiny

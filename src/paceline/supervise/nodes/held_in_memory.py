@@ -8,10 +8,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.lock import try_lock
 from paceline.system.this_machine import RAM_DISK
 

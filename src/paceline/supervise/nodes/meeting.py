@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import StorageError
 

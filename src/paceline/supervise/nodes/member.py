@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.lines import Lines

@@ -12,9 +12,9 @@ import os
 import signal
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.pulses.flight import FlightTeller
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import IN_A_STEP, PHASES
 from paceline.supervise.pulses.pulse import Pulse

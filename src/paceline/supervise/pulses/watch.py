@@ -8,10 +8,9 @@ one: what it sees has the same size however many ranks there are. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
 from paceline.spec.journal.timing.clock import passed_seconds

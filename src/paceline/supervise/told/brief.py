@@ -12,9 +12,9 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.scratch import Scratch
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.plan import Plan, plan_from_dict

@@ -10,11 +10,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import DecisionRecord
 
 GENERATION_VARIABLE, GENERATION_FILE = "PACELINE_GENERATION", "generation.json"

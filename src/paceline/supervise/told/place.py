@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 FILE = "file://"  # PATH of a file of this machine in which ranks find each other
 SERVED_STORE = "store://"  # HOST:PORT/PREFIX of a store that rank 0 serves

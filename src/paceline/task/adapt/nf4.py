@@ -10,13 +10,13 @@ operations of torch, on any device.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.task.models.held import whole_of
 
 BLOCK, SCALES = 64, 256  # values with one scale, and scales with one scale of their own

@@ -15,13 +15,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.data.labels import IGNORED
 from paceline.task.adapt.linear import AdaptedLinear

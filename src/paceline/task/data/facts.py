@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of

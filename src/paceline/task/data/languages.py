@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError, suggestion
 from paceline.task.data.sources.tokenizer import FileTokenizer
 

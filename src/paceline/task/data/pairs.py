@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DamagedData, DataError, suggestion
 from paceline.spec.data.labels import IGNORED
 from paceline.task.data.sources.tables.chat import (

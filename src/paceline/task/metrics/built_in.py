@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.data.labels import IGNORED
 from paceline.task.metrics.metric import LossTotal, Metric, Totals, ratio

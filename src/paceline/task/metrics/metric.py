@@ -7,13 +7,12 @@ micro-batches, ranks and parts of sequences; so it is exact for uneven batches, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
-
-from paceline.config.late import dataclass
 
 Totals = Mapping[str, npt.NDArray[np.float64]]  # vectors by name, added up over all held-out samples
 

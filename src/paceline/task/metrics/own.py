@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.task.metrics.metric import LossTotal, Totals, ratio
 

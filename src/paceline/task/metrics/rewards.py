@@ -6,12 +6,12 @@ They need both models' log-probabilities, so they are read from what the objecti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.spec.watch.evaluate import REWARDS
 from paceline.task.metrics.metric import LossTotal, Totals, ratio
 

@@ -7,13 +7,13 @@ import functools
 import random
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import load_object
 from paceline.spec.model_folder import folder_of

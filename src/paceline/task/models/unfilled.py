@@ -11,7 +11,7 @@ import math
 import random
 import weakref
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils.parametrize import ParametrizationList
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.task.adapt.trained import adapt

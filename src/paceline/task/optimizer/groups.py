@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.optimizers import COMPANION, Use, rule_of, use_of
 from paceline.spec.steps.update import GroupSpec, OptimizerSpec

@@ -9,10 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import load_object
 from paceline.spec.steps.update import ScheduleSpec

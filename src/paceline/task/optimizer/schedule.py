@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.config.plain import object_path
 from paceline.spec.steps.update import ScheduleSpec
 from paceline.task.optimizer.own_rate import own_rate, sampled

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.foreign_errors import is_of_functional_transforms
 from paceline.task.models.copied import copied

@@ -11,10 +11,9 @@ attention a layer keeps their s b h (34 + 5 a s / h) bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from paceline.config.late import dataclass
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.profile.aligned import unaligned_flops
 

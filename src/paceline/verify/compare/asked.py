@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.chain import chain_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.verify.compare.tolerance import tolerance
 

@@ -13,12 +13,12 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import NothingToLearn
 from paceline.launch.here import without_place
 from paceline.run.numerics.precision import MASTER_DTYPES

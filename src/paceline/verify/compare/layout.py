@@ -11,11 +11,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import NumericalStop
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness

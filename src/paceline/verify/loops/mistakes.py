@@ -8,11 +8,10 @@ of them is tried on a sample of the gradient's values; what fits is the mistake.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 
-from paceline.config.late import dataclass
 from paceline.verify.compare.difference import wide
 
 SAMPLED = 4096  # values of a gradient that are looked at, spread over all parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.coupling import is_coupled, with_gather

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import RankPart
 from paceline.spec.layout import Layout

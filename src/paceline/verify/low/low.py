@@ -28,11 +28,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from paceline.config.late import dataclass
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, scaler_for
 from paceline.run.numerics.randomness.mode import Survey
 from paceline.run.process.world import World

@@ -11,12 +11,12 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.assemble import hold_few_logits
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.context.sequence_attention import INSIDE
 from paceline.run.parallel.gradients import Gradients
 from paceline.task.models.held import local_of

@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import NeedsWholeWeights, PacelineError, Requeue
 from paceline.launch.here import without_place
 from paceline.run.process.handover import hand_over

@@ -26,10 +26,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError, NeedsWholeWeights, NothingToLearn, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded

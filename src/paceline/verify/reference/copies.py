@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task

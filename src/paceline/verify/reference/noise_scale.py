@@ -7,9 +7,8 @@ batch and G of all B of them, at the same weights: noise S = (g - G) / (1 / b - 
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from paceline.config.late import dataclass
 from paceline.spec.steps.growth import GrowthSpec
 
 PART = 8  # of the batch, that the small one is

@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.spec.import_paths import load_object
 from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.task.models.blocks import find_blocks

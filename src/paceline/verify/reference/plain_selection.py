@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.task.models.build import evaluating
 

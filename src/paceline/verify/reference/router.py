@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.spec.data.labels import IGNORED
 from paceline.task.models.moe import routers
 from paceline.task.models.sizes import MoEConfig

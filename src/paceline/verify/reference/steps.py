@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.spec.plan import Plan

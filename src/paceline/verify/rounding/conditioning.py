@@ -13,12 +13,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof, Rounding

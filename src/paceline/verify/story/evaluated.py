@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.again import DRAWS_BY
 from paceline.run.numerics.randomness.mode import SampleRandomness

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.verify.compare.asked import Asked

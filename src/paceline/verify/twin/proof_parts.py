@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan

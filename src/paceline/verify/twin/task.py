@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.adapt.adapter import proof_adapter
 from paceline.spec.import_paths import names_object

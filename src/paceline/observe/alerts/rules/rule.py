@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from paceline.config.late import dataclass
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.record import Record
 from paceline.spec.watch.alerts import RULES

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, PacelineError
 from paceline.observe.alerts.message import AlertMessage
 from paceline.observe.alerts.sinks.command import run_command

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline import svg
-from paceline.config.late import dataclass
 from paceline.observe.live.run import LiveRun
 from paceline.report.charts import LEFT, RIGHT, WIDTH
 from paceline.report.drawn.markup import shown

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.config.late import dataclass
+from dataclasses import dataclass
+
 from paceline.plan.cost.columns import Floats, Ints
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.model_parts import Parts, largest_of
 from paceline.plan.cost.sheet import Sheet

@@ -8,10 +8,10 @@ shape are counted, not listed; of those the earlier ones get the modes that keep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.model_parts import MODES, Shapes
 from paceline.plan.cost.software import Software

@@ -8,8 +8,7 @@ read, once more where its largest value is looked for first, and written in the 
 from __future__ import annotations
 
 import math
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ Arrays are (plan x shape): a search prices hundreds of thousands of plans, and a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.memory.recompute import kept_bytes

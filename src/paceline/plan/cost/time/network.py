@@ -7,10 +7,10 @@ shared out, so only devices with the same experts gather and reduce those.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.collectives.of_weights import (
     copies_collective,
     frozen_collective,

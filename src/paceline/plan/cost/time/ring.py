@@ -7,9 +7,10 @@ all-to-all sends 1 / n of every member's buffer to each other member, directly. 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.rates import interpolate, weakest

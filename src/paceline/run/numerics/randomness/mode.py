@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.numerics.randomness.hashing import fill
 from paceline.run.numerics.randomness.operators import RandomOperators, drawing_functions, keep

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.run.numerics.randomness.hashing import APART, NOBODY, folded, owners_of, stride_of
 from paceline.run.parallel.context.zigzag import places_of
 

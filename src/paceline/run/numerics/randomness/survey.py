@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.run.numerics.nested import leaves_of
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey

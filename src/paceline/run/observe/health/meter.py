@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper

@@ -5,10 +5,8 @@ What cannot be read is absent, with a reason; it is never a zero.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from paceline.config.late import dataclass
 
 
 @dataclass

@@ -7,12 +7,11 @@ zigzag.py: a rank's first chunk comes before all chunks of later ranks, its seco
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from paceline.config.late import dataclass
 
 # torch 2.13 gave the collectives of single tensors new names, and the old ones a warning.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -8,13 +8,13 @@ section 3.3.2). Within a rank both chunks keep the order of the sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.packed import STARTS

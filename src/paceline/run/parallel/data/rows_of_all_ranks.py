@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.context.exchange import all_gather, reduce_scatter
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.models.layers.batch_norm import whole_batch_norms

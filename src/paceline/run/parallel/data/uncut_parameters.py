@@ -7,13 +7,12 @@ empty weight, a complex one or one of integers stays whole on all ranks, whateve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.gradients import Gradients
 
 

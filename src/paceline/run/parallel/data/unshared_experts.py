@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from paceline.config.late import dataclass
 from paceline.run.parallel.gradients import Gradients
 from paceline.spec.layout import Layout
 from paceline.task.models.held import is_spread

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.feasible.experts import OVER_DIFFERENT_RANKS
 from paceline.plan.feasible.torch_version import EXPERTS, older_refusal

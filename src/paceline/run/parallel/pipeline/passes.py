@@ -9,7 +9,7 @@ its own loss sum and starts the term's backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.plan.feasible.stages import stage_count
 from paceline.run.loop.loader import MicroBatch

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.feasible.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.numerics.randomness.again import DRAWS_BY

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.late import dataclass
 from paceline.run.survive.faults.acts import act, keep_busy, without_room
 from paceline.run.survive.faults.draws import LASTING, draw, is_due, is_struck
 from paceline.run.survive.faults.ledger import Ledger, StruckFault

@@ -10,10 +10,9 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.durable import sync_folder
 from paceline.spec.survive.faults import FaultSpec
 

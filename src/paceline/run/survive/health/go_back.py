@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.step import StepStats

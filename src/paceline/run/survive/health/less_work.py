@@ -13,8 +13,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from paceline.config.late import dataclass
 from paceline.plan.placement.recut import Recut, keeps_passes, recut, rows_of_ranks
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.spec.journal.kinds import DecisionRecord

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from paceline.checkpoint.index import MAX_DIMENSIONS
 from paceline.checkpoint.shards import DTYPES
 from paceline.checkpoint.snapshot import Part
 from paceline.checkpoint.untrusted import Refused, count, numbers, table, typed
-from paceline.config.late import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.spec.journal.kinds import RecoveryRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.timing.held_devices import held_in

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from paceline.config.late import dataclass
 from paceline.simulate.failures import FailureRates
 from paceline.simulate.interval import daly_interval
 from paceline.units import SECONDS_PER_HOUR, format_seconds

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.run.process.world import World
 from paceline.run.survive.saving.pace import KnownPace
 from paceline.spec.journal.kinds import CheckpointRecord

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ import torch.distributed as dist
 
 from paceline.checkpoint import CheckpointInfo, Snapshot
 from paceline.checkpoint.ranks import Ranks
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 from paceline.run.process.world import World
 from paceline.run.survive.saving.pieces import from_bytes, name_of, to_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ from paceline.checkpoint import KeptPlan
 from paceline.checkpoint.beside.flight import SaveTo
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity, checkpoint_root
 from paceline.run.process.world import World

@@ -10,11 +10,10 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.config.late import dataclass
 from paceline.lock import live_since
 from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of

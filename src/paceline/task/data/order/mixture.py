@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.task.data.order.of_source import Order, is_scattered
 from paceline.task.data.order.permutation import keyed

@@ -9,10 +9,11 @@ the global order.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.task.data.order.permutation import Unsigned, keyed, mix64, permuted, place_of
 
 Places = npt.NDArray[np.int64]

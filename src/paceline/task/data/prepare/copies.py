@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec

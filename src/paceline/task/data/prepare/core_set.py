@@ -9,12 +9,11 @@ choice of k would leave. The order does not depend on k, so smaller sets are the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from paceline.config.late import dataclass
 
 AT_ONCE = 2**14  # points whose distances are computed at once: memory stays bounded
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.config.late import dataclass
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import Damaged, Document, read_file, read_lines
 from paceline.task.data.sources.files import kind_of

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.permutation import sample_ids

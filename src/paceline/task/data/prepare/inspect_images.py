@@ -6,11 +6,10 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.permutation import sample_ids

@@ -18,14 +18,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DataError, StorageError, WorkerDied
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.card import make_card

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec

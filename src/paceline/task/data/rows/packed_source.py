@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.spec.data.labels import IGNORED
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.task.data.order.permutation import keyed, permuted
 
 WINDOW_PIECES = 8192  # pieces that are fitted together: memory and time stay bounded, and 0.04 % stays empty

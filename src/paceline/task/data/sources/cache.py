@@ -18,10 +18,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-from paceline.config.late import dataclass
+from dataclasses import dataclass, replace
 
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")  # what is unpacked on the way
 SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",

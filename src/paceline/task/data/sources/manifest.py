@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.spec.model_folder import TOKENIZER
 from paceline.task.data.sources.listing import Skipped
 from paceline.task.data.sources.tokenizer import Tokenizer, from_json

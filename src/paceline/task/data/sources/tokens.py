@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.watch import WatchedFile

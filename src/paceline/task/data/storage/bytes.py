@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, DataError
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.fetch_ahead import FetchesAhead

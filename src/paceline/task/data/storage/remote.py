@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError, MissingExtra
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.storage.notices import DataNotices

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError, PacelineError
 from paceline.task.data.storage.notices import DataNotices
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.task.models.shape import MoEConfig
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.config.late import dataclass
 from paceline.task.declared import is_routed
 from paceline.task.models.blocks import find_blocks
 from paceline.task.profile.tracing import COMPUTE_DTYPE, fake_copy, quiet

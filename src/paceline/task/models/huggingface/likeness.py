@@ -7,9 +7,9 @@ releases 4.40 to 5.23).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError
 from paceline.task.models.shape import DecoderConfig, MoEConfig, RopeScaling
 

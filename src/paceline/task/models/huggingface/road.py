@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
 from paceline.task.models.huggingface.likeness import Likeness, likeness_of

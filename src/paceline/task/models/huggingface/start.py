@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.late import dataclass
 from paceline.errors import StorageError
 from paceline.spec.import_paths import names_object
 from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of

@@ -6,10 +6,10 @@ Imports torch where values are made alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.task.models.huggingface.experts import StackedExperts, Stored
 from paceline.task.models.huggingface.files import read_safetensors

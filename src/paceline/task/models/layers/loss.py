@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config.late import dataclass
 from paceline.spec.data.labels import IGNORED
 from paceline.task.models.held import is_spread
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files

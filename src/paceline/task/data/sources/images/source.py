@@ -8,12 +8,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.labels import IGNORED

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, suggestion
 from paceline.task.data.sources.reading.nested import leaves, type_of
 

@@ -9,13 +9,12 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import DataError
 from paceline.spec.model_folder import TOKENIZER

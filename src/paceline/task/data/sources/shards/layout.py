@@ -22,12 +22,12 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.durable import publish
 from paceline.errors import DamagedData, DataError
 from paceline.task.data.sources.tokenizer import Tokens

@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.errors import DataError
 from paceline.task.data.sources.shards.folder import ShardedSplit
 from paceline.task.data.sources.shards.tokens_in_files import TokenPart, TokenParts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.config.late import dataclass
 from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import cache_root

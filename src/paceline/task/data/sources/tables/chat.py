@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.columns import TableColumns

@@ -7,13 +7,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, DataError, suggestion
 from paceline.spec.task import DataSpec
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.config.late import dataclass
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import Say, cache_root, signature_of
 from paceline.task.data.sources.cache_folders import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.config.late import dataclass
 from paceline.errors import DamagedData, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import tokenizer_identity

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.config.late import dataclass
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.labels import Labels
 from paceline.task.data.sources.tables.store import TextTable
