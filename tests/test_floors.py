@@ -467,7 +467,17 @@ def test_no_constant_is_there_that_nobody_reads() -> None:
 
 TELL = "\nimport json, sys; print(json.dumps([n for n in {} if n in sys.modules]))"
 PLANNER = {"paceline.plan.planned", "paceline.plan.search", "paceline.plan.cost", "paceline.simulate.outcome"}
-RANK = "import paceline.launch.worker, paceline.launch.run"
+COMPILER = {"torch._dynamo", "sympy", "torch.distributed.tensor", "torch.distributed.fsdp"}  # and spread tensors
+RANK = """
+import paceline.launch.worker, paceline.launch.run, torch
+from paceline.spec.task import ModelSpec
+from paceline.task.models.build import build_model
+from paceline.task.optimizer.eager import eager
+build_model(ModelSpec("llama-1m"), 257, 16, 7, "meta")
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+eager(torch.optim.AdamW)([weight]).step()
+"""
 CLI = "from paceline.cli.main import main; main({})"
 PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"]
 
@@ -478,7 +488,7 @@ PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"
      (CLI.format(["plan", "--help"]), {"torch", "numpy"}),
      (CLI.format(["train", "--help"]), {"torch", "numpy"}),
      (CLI.format(["schema"]), {"torch", "numpy"}),
-     (CLI.format(PLAN), {"torch"}), (RANK, PLANNER)],
+     (CLI.format(PLAN), {"torch"}), (RANK, PLANNER | COMPILER)],
     ids=["import", "plan --help", "train --help", "schema", "plan", "rank"],
 )  # fmt: skip
 def test_what_must_start_at_once_imports_nothing_heavy(code: str, forbidden: set[str]) -> None:
@@ -572,7 +582,7 @@ def test_what_a_rank_holds_of_a_tensor_is_asked_in_one_place() -> None:
         module
         for module, path in SOURCES.items()
         if re.search(
-            r"\b(\w+)\.(full_tensor|to_local)\(\) if isinstance\(\1, DTensor\) else \1(?![\w.])",
+            r"\b(\w+)\.(full_tensor|to_local)\(\) if (?:isinstance\(\1, DTensor\)|is_spread\(\1\)) else \1(?![\w.])",
             path.read_text("utf-8"),
         )
     }

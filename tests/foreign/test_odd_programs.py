@@ -31,6 +31,9 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
 from paceline.task.data.source import open_sources
+from paceline.task.profile import traced
+from paceline.task.profile.apart import trace_here
+from paceline.task.profile.tracing import Counts
 from paceline.verify.compare.layout import compare
 
 # What a row comes to, where that is not "same": the proof says "not equal"; it draws numbers of its own, the same as
@@ -83,6 +86,42 @@ def test_every_axis_that_is_offered_is_proven_equal_or_refused_in_words(row: For
     assert len(proofs) == len(opened)
     for layout, proof in proofs.items():
         assert proof.get("equal"), (layout, proof)
+
+
+# ---- traces ----------------------------------------------------------------------------------------------------------
+
+TRACED = ("U-Net", "LSTM", "VAE", "experts in a list", "SyncBatchNorm", "nn.TransformerEncoder")  # others are deep
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=() if row.name in TRACED else (pytest.mark.deep,))
+        for row in (*OWN_MODELS, *ODD_PROGRAMS, *NEWEST_PROGRAMS)
+    ],
+)
+def test_a_trace_with_values_counts_what_one_on_fake_tensors_does(
+    row: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it ends, and fake tensors tell: no forecast depends on where shapes were looked at."""
+    follow, counted = traced.trace, []
+
+    def both(*given: Any, where: str, **how: Any) -> list[Counts]:
+        found = follow(*given, where=where, **how)
+        if where == "small":
+            counted.append([plain(counts) for counts in (found, follow(*given, where="fake", **how))])
+        return found
+
+    def plain(counts: list[Counts]) -> list[Counts]:
+        return [dataclasses.replace(each, storages=[]) for each in counts]
+
+    monkeypatch.setattr(traced, "trace", both)
+    try:
+        trace_here(task_of(row))
+    except PacelineError:  # as it is refused wherever it is traced
+        assert row.name not in TRACED
+    assert all(small == fake for small, fake in counted)
+    assert counted or row.name not in TRACED[:2]
 
 
 # ---- compiled blocks -------------------------------------------------------------------------------------------------

@@ -33,6 +33,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
               "use_mamba_kernels": False},
     "Lfm2Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1,
                 "layer_types": ["conv", "full_attention"]},
+    "Gemma3Text": {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "Phi3": {"pad_token_id": 0},
+    "Olmo2": {},
+    "Granite": {"embedding_multiplier": 2.0, "logits_scaling": 3.0},
+    "SmolLM3": {"pad_token_id": 0},
+    "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
              "attn_pdrop": 0.0, "num_key_value_heads": None},
 }  # fmt: skip
@@ -49,7 +55,8 @@ def write_model(folder: Path, family: str, shards: str = "5GB", **changes: Any) 
             for name, parameter in model.named_parameters():  # as they are drawn, norms are ones and biases zeros
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                assert "weight" in name or "bias" in name or "proj" in name or "A_log" in name or name.endswith(".D")
+                known = ("weight", "bias", "proj", "A_log", "sinks")
+                assert any(word in name for word in known) or name.endswith(".D")
     model.save_pretrained(folder, max_shard_size=shards)
     return folder
 

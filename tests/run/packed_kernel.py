@@ -31,6 +31,6 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tens
 
 def let_a_cpu_have(patch: pytest.MonkeyPatch, kernel: Callable[..., Tensor]) -> None:
     """Have attention among packed documents computed by a kernel on a CPU in fp64."""
-    patch.setattr(packed, "KERNEL", kernel)
+    patch.setattr(packed, "kernel", lambda: kernel)
     patch.setattr(packed, "DTYPES", (torch.float64,))
     patch.setattr(packed, "DEVICES", ("cpu",))

@@ -158,7 +158,7 @@ def test_only_the_built_in_decoder_on_cuda_is_told_starts() -> None:
     assert set(told.read(np.array([1]))) == {"tokens", "labels", "documents", STARTS}
 
 
-@pytest.mark.skipif(packed.KERNEL is None, reason="this torch has no variable-length attention")
+@pytest.mark.skipif(packed.kernel() is None, reason="this torch has no variable-length attention")
 def test_shapes_by_torchs_kernel() -> None:
     """Tensors without values go the whole way, backward too."""
     q = torch.empty(3, 4, 6, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
@@ -173,7 +173,7 @@ def test_shapes_by_torchs_kernel() -> None:
     assert found is not None and found.shape == (3, 4, 2, 8)
 
 
-@pytest.mark.skipif(packed.KERNEL is None, reason="this torch has no variable-length attention")
+@pytest.mark.skipif(packed.kernel() is None, reason="this torch has no variable-length attention")
 def test_selective_recompute_knows_the_operator() -> None:
     from paceline.run.memory.recompute import kept_operators
 

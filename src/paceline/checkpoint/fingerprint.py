@@ -14,16 +14,19 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
+from paceline.task.models.held import is_spread
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache
@@ -82,7 +85,7 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
 
     It is the memory of the tensor itself, of which no gradient is known.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return tensor.detach(), [((0,) * tensor.dim(), tuple(tensor.shape))]
     with torch.no_grad():
         local = tensor.to_local().detach()

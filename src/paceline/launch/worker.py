@@ -62,8 +62,6 @@ def import_all() -> None:
     """Import what a rank needs, where it was not forked from a process that has; no garbage is looked for meanwhile."""
     if "paceline.launch.run" not in sys.modules:
         with collector_at_rest():
-            import torch._dynamo  # noqa: F401 (the first step of any optimizer imports it)
-
             import paceline.launch.run  # noqa: F401
 
 
@@ -74,6 +72,9 @@ def _train(path: Path) -> None:
     begin_alike()
     brief = take_brief()
     assert brief is not None, "a supervisor starts this process, and leaves a brief"
+    if brief.plan.layout.devices > brief.plan.layout.dp_replicate and "torch._dynamo" not in sys.modules:
+        with collector_at_rest():
+            import torch._dynamo  # noqa: F401 (the first use of a spread tensor imports it; plain copies have none)
     train_here(take_over(path), brief, place_here(os.environ))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.data.labels import IGNORED
@@ -23,6 +22,7 @@ from paceline.task.coupling import with_gather
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.head import SEQ2SEQ
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.held import is_spread
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
 from paceline.task.models.layers.loss import LabelsByRow, LossLabels
@@ -323,13 +323,13 @@ def _kind(batch: object) -> str:
 
 def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
-    if isinstance(labels, LabelsByRow) and isinstance(logits, DTensor):
+    if isinstance(labels, LabelsByRow) and is_spread(logits):
         return labels.combined(spread_logits_cross_entropy(logits, labels.labels)), labels.counted()
     if isinstance(labels, LabelsByRow):
         flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
         each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=IGNORED, reduction="none")
         return labels.combined(each), labels.counted()
-    if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
+    if is_spread(logits):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)
     loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=IGNORED, reduction="sum")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from tests_shared import Dropout, decoder_task
 from torch import nn
+from torch.distributed import fsdp
 
 from paceline.run import assemble as assemble_module
 from paceline.run import initial
@@ -37,6 +38,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import Task
 from paceline.task.data.order import many_steps
+from paceline.task.models.held import is_sharded_unit
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch, World], None]
@@ -165,7 +167,7 @@ def averaged_shards(patch: Patch, world: World) -> None:
     def averaged(model: nn.Module, *rest: Any) -> None:
         shard(model, *rest)
         for module in model.modules():
-            if isinstance(module, data.FSDPModule):
+            if is_sharded_unit(module):
                 module.set_gradient_divide_factor(float(world.size))
 
     patch.setattr(apply, "shard", averaged)
@@ -195,8 +197,8 @@ def copies_in_bf16(patch: Patch, world: World) -> None:
 
 
 def shards_in_bf16(patch: Patch, world: World) -> None:
-    policy = data.MixedPrecisionPolicy
-    patch.setattr(data, "MixedPrecisionPolicy", lambda **rest: policy(**{**rest, "reduce_dtype": torch.bfloat16}))
+    policy = fsdp.MixedPrecisionPolicy
+    patch.setattr(fsdp, "MixedPrecisionPolicy", lambda **rest: policy(**{**rest, "reduce_dtype": torch.bfloat16}))
 
 
 def bucket_left_out(patch: Patch, world: World) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from planted import Objective, Patch, Planted, objective_changed_by
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor
 
 from paceline.run import assemble
@@ -22,7 +23,6 @@ from paceline.run.numerics import precision
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel import apply
 from paceline.run.parallel.context import exchange
-from paceline.run.parallel.data import sharding as data
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.parallel.expert import experts as expert
 from paceline.run.parallel.tensor import SummedGradients
@@ -34,13 +34,13 @@ from paceline.task.models.moe import MoE, MoEDecoder, Router, routers
 
 
 def shards_reduced_in_bf16(patch: Patch, world: World) -> None:
-    policy = data.MixedPrecisionPolicy
+    policy = fsdp.MixedPrecisionPolicy
 
     def coarse(**given: Any) -> Any:
         reduce = given["reduce_dtype"] if given["param_dtype"] is None else torch.bfloat16
         return policy(**{**given, "reduce_dtype": reduce})
 
-    patch.setattr(data, "MixedPrecisionPolicy", coarse)
+    patch.setattr(fsdp, "MixedPrecisionPolicy", coarse)
 
 
 def copies_reduced_in_bf16(patch: Patch, world: World) -> None:

@@ -225,7 +225,7 @@ def evaluation_divided_by_ranks(patch: Patch, world: World) -> None:
 def evaluation_of_the_first_part(patch: Patch, world: World) -> None:
     read = evaluate_module.held_out_batches
     patch.setattr(
-        evaluate_module, "held_out_batches", lambda s, samples, plan, rank, device: read(s, samples, plan, 0, device)
+        evaluate_module, "held_out_batches", lambda s, samples, plan, rank, *rest: read(s, samples, plan, 0, *rest)
     )
 
 

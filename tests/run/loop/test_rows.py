@@ -63,6 +63,26 @@ def test_every_sample_is_read_once_in_its_order(rows: list[int], micro_batch: in
     assert all(len(micro.ids) <= micro_batch for micro in chosen)
 
 
+class Unlike(PaddedText):
+    """Rows of different lengths, by id."""
+
+    lengths = tuple(3 + 7 * number % 11 for number in range(PaddedText.samples))
+
+
+def test_rows_of_different_lengths_are_evaluated_in_the_order_of_these() -> None:
+    """They are filled up to the longest beside them: of texts drawn at random half of that were tokens of no sample."""
+    plan = plan_with(Layout(dp_replicate=2), (2, 2), batch=4)
+
+    def read_by_both(coupled: bool) -> list[int]:
+        parts = [held_out_batches(Unlike(), HELD_OUT, plan, rank, CPU, coupled).parts for rank in (0, 1)]
+        return [one for both in zip(*parts, strict=True) for ids, _, counts in both if counts for one in ids.tolist()]
+
+    read, as_ever = read_by_both(False), held_out_ids(Unlike(), HELD_OUT).tolist()
+    assert sorted(read) == sorted(as_ever) and read_by_both(True) == as_ever
+    lengths = [Unlike.lengths[number] for number in read]
+    assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) > 3
+
+
 def test_rows_that_do_not_make_up_the_batch_are_refused() -> None:
     for rows in ((7, 7), (13,), (14, -1)):
         plan = dataclasses.replace(plan_with(Layout(dp_shard=2), (7, 6)), rows=rows)

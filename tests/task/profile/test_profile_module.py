@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.task.objective import classification, next_token
+from paceline.task.profile import traced
 from paceline.task.profile.traced import REST, profile_module
 
 
@@ -49,6 +53,52 @@ def test_a_convolutional_network() -> None:
     assert block.selective_elements == 2 * 8 * 64
     assert block.attention_flops == 0 and profile.grouped == ()
     assert block.open_axes == ("dp_replicate", "dp_shard")
+
+
+def test_a_small_module_is_traced_without_the_compiler_that_fake_tensors_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways, follow = [], traced.trace
+    monkeypatch.setattr(traced, "trace", lambda *given, **how: ways.append(how["where"]) or follow(*given, **how))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # who imports it now fails
+    assert profile_module(network(), IMAGES, classification).source == "traced"
+    assert ways == ["small"]
+
+
+def test_who_looks_at_values_is_traced_on_fake_tensors_and_then_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways, follow = [], traced.trace
+    monkeypatch.setattr(traced, "trace", lambda *given, **how: ways.append(how["where"]) or follow(*given, **how))
+
+    class Looks(nn.Module):
+        def __init__(self, look: Callable[[torch.Tensor], object]) -> None:
+            super().__init__()
+            self.weight, self.look = nn.Parameter(torch.ones(1, 8, 8)), look
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.look(x * self.weight)
+            return (x * self.weight).flatten(1)
+
+    looks: tuple[Callable[[torch.Tensor], object], ...] = (
+        torch.Tensor.tolist, lambda x: x.detach().numpy(), lambda x: bool(x.sum() > 0), lambda x: x.max().item(),
+        lambda x: x[x > 0], torch.nonzero, lambda x: torch.equal(x, x),
+    )  # fmt: skip
+    for look in looks:
+        ways.clear()
+        profile_module(Looks(look), IMAGES, classification)
+        assert ways == ["small", "fake", "fake", "real"], look
+
+
+def test_what_an_objective_keeps_of_its_own_is_not_changed_by_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, ways, follow = torch.zeros(10), [], traced.trace
+    monkeypatch.setattr(traced, "trace", lambda *given, **how: ways.append(how["where"]) or follow(*given, **how))
+
+    def objective(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(batch["images"])
+        kept.add_(logits.detach().float().mean(0))
+        return logits.sub(kept).square().sum(), torch.tensor(len(logits))
+
+    profile_module(network(), IMAGES, objective)  # type: ignore[arg-type]
+    assert ways[:2] == ["small", "fake"] and not kept.any()
 
 
 def test_blocks_with_convolutions_in_groups_are_named() -> None:

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
 
 MOST_TOLD = 5  # of the writes, in words; all of them are compared
 PLAIN = (bool, int, float, str, type(None))
@@ -116,7 +115,7 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 def _address(tensor: torch.Tensor) -> int:
     """Return where a tensor lies in memory; 0 where it lies in no one place: sparse ones, and what wraps others."""
-    if isinstance(tensor, DTensor):
+    if is_spread(tensor):
         with torch.no_grad():
             tensor = local_of(tensor)
     try:
@@ -127,8 +126,10 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _has_empty_parts(tensor: torch.Tensor) -> bool:
     """Return whether some rank may hold nothing of a tensor: it writes nothing where the others do."""
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return False
+    from torch.distributed.tensor import Shard
+
     parts = dict.fromkeys(range(tensor.dim()), 1)
     for axis, place in enumerate(tensor.placements):
         if isinstance(place, Shard):

@@ -15,6 +15,7 @@ from paceline.run.evaluate.held_out_metrics import measure
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.run.record.remarks import damage_of_all
+from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.rows.packed_source import PackedSource
@@ -48,8 +49,9 @@ def evaluate(
     """
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
+    coupled = is_coupled(model, stepper.turns[stepper.main].turn.objective)
     with evaluating(model), torch.no_grad():
-        batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
+        batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device, coupled)
         loss_sum, weight, measured = measure(stepper, list(batches) if keeps else batches, metrics)
     left_out = sum((left_out_of(source, ids) for ids in batches.counted_ids), Counter[str]())
     if weight <= 0:

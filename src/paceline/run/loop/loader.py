@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.run.numerics.nested import each_leaf, leaves_of
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
+from paceline.task.data.order.lengths import lengths_of
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.mixture import past_end
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
@@ -337,9 +338,17 @@ class HeldOutBatches(Sequence[MicroBatch]):
         return [ids for ids, _, counts in self.parts if counts]
 
 
-def held_out_batches(source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device) -> HeldOutBatches:
-    """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
+def held_out_batches(
+    source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device, coupled: bool = False
+) -> HeldOutBatches:
+    """Return a data rank's share of the evaluated samples; over all ranks each is read once.
+
+    Samples of different lengths, which are filled up to the longest beside them, come in the order of their lengths,
+    the longest first: hardly anything is filled up then. Where rows of a batch are `coupled` the order is as ever.
+    """
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
+    if not coupled and (lengths := lengths_of(source)) is not None:
+        chosen = chosen[np.argsort(-np.asarray(lengths)[chosen], kind="stable")]
     source = filled_for(source, device.type, plan.layout.tp, plan.precision)
     # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
     together = min(plan.batch_samples, plan.micro_batch * degree)

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import NothingToLearn, NumericalStop
 from paceline.run.loop.clock import PhaseClock
@@ -42,7 +41,7 @@ from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import GroupSpec
-from paceline.task.models.held import buffers_kept, local_of
+from paceline.task.models.held import buffers_kept, is_spread, local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
@@ -330,7 +329,7 @@ class Stepper:
         """Return how many of the ranks that make an update together hold the same part of a parameter."""
         # A parameter lives on the ranks of one stage, unless the first and the last share it.
         holders = self.sync.ranks // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
-        if not isinstance(parameter, DTensor):
+        if not is_spread(parameter):
             return holders
         mesh = parameter.device_mesh
         shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if not place.is_replicate())

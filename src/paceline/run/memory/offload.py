@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
 
 SMALLEST_BYTES = 1024  # below, a copy takes longer than the memory is worth
 
@@ -188,7 +187,7 @@ class Visit:
 
     def _leaves(self, tensor: Tensor) -> bool:
         """Return whether a saved tensor is moved: it is no weight, is dense, and is worth it."""
-        if isinstance(tensor, DTensor) or tensor.layout != torch.strided or tensor.device.type == "meta":
+        if is_spread(tensor) or tensor.layout != torch.strided or tensor.device.type == "meta":
             return False
         storage = tensor.untyped_storage()
         return storage.nbytes() >= SMALLEST_BYTES and storage.data_ptr() not in self._weights()

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import VerificationFailed
 from paceline.run.loop.step import StepStats
@@ -29,6 +28,7 @@ from paceline.run.numerics.precision import INTEGERS
 from paceline.run.process.groups import DATA_MESH_AXES, Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.spec.layout import Layout
+from paceline.task.models.held import is_spread
 
 WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part
@@ -99,14 +99,14 @@ def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = 
     for name, parameter in model.named_parameters():
         part: tuple[object, ...] = () if apart is None else (("copy", apart),)
         local = parameter
-        if isinstance(parameter, DTensor):
+        if is_spread(parameter):
             places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
             part += tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         found[name, part] = fingerprint(local)
     # A buffer is whole on every rank, a function of the weights or of what all ranks saw together; or it is frozen.
     for name, buffer in model.named_buffers():
-        if not isinstance(buffer, DTensor):
+        if not is_spread(buffer):
             found[name, BUFFER] = fingerprint(buffer)
     return {("", name): bits_of(value) for name, value in numbers.items()} | _on_host(found)
 
@@ -168,7 +168,7 @@ def _copies_differ(model: nn.Module, held: HeldSums, mesh: Mesh, device: torch.d
 
 def _split_along(parameter: nn.Parameter) -> frozenset[str]:
     """Return the axes along which ranks hold different parts of a parameter."""
-    if not isinstance(parameter, DTensor):
+    if not is_spread(parameter):
         return frozenset()
     names = parameter.device_mesh.mesh_dim_names or ()
     along = [name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()]

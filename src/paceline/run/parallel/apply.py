@@ -45,6 +45,7 @@ from paceline.run.replicas.bucket_sums import BucketSum, PlainSums
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.moe import leave_experts_out
 from paceline.task.rules import Rules
 
 
@@ -140,6 +141,7 @@ def _apply_whole(
     for block, mode in zip(blocks, modes, strict=True):
         checkpoint_block(block, mode, plan.recompute_save, block in compiled)
     for part in compiled:
+        leave_experts_out(part)
         part.forward = torch.compile(part.forward)  # inside the hooks that sharding adds
     if plan.offloads_activations:
         keep_on_host(blocks)

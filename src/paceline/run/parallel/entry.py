@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import unserializable_hook
 
 from paceline.errors import ConfigError, NeedsWholeWeights
@@ -24,6 +22,7 @@ from paceline.foreign_errors import is_of_inference_mode, is_of_memory_let_go, i
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.run.parallel.data.unused_weights import fill_before_reduction
+from paceline.task.models.held import is_sharded_unit, is_spread
 from paceline.task.objective import Objective
 
 
@@ -82,7 +81,7 @@ class _Entry:
 
     def __call__(self, objective: Objective, model: nn.Module, batch: object, turn: int = 0) -> object:
         """Return what the objective of a turn returns."""
-        assert isinstance(model, FSDPModule)
+        assert is_sharded_unit(model)
         state = model._get_fsdp_state()
         state._lazy_init()  # a block that is called first would take itself for the root
         if self.calls is not None:
@@ -92,7 +91,7 @@ class _Entry:
             loss_sum, weight = objective(model, batch)
         if self.calls is not None:
             self.calls.finish()
-        if isinstance(loss_sum, DTensor):
+        if is_spread(loss_sum):
             raise _outside("model", ", and made the loss a sharded tensor")
         if torch.is_grad_enabled() and loss_sum.requires_grad:
             fill_before_reduction(model, loss_sum)
@@ -134,8 +133,8 @@ def _sharded_in(error: RuntimeError) -> str | None:
     trace = error.__traceback__
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():
-            own = [] if isinstance(value, FSDPModule) or not isinstance(value, nn.Module) else value.parameters(False)
-            if any(isinstance(parameter, DTensor) for parameter in own):
+            own = [] if is_sharded_unit(value) or not isinstance(value, nn.Module) else value.parameters(False)
+            if any(is_spread(parameter) for parameter in own):
                 found = type(value).__name__
         trace = trace.tb_next
     return found

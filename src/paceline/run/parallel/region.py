@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.collectives import add, gather, once, scatter, share
 from paceline.task.models.layers.vocabulary import first_row
 
@@ -48,5 +48,5 @@ def own_bias(layer: nn.Linear, region: Region) -> Tensor | None:
     """Return this rank's part of a whole bias: its gradient is zero elsewhere, and summed over ranks complete."""
     if layer.bias is None:
         return None
-    rows = layer.weight.to_local().shape[0] if isinstance(layer.weight, DTensor) else layer.weight.shape[0]
+    rows = layer.weight.to_local().shape[0] if is_spread(layer.weight) else layer.weight.shape[0]
     return layer.bias.narrow(0, first_row(layer.bias.shape[0], region.group), rows)

@@ -43,14 +43,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.region import Region, own_bias
 from paceline.task.adapt.linear import AdaptedLinear
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.collectives import join, part, share
 from paceline.task.models.layers.styles import misfit
@@ -163,7 +162,7 @@ def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
 
 
 def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    assert isinstance(layer.weight, DTensor)
+    assert is_spread(layer.weight)
     logits = F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
     return as_spread_logits(logits, layer.weight.shape[0], layer.weight)
 
@@ -215,7 +214,7 @@ def _spread_weight(
     if weight not in spread:
         spread[weight] = _own_part(name, weight, dim, mesh)
     module.weight = spread[weight]
-    if not isinstance(module.weight, DTensor) or not module.weight.placements[0].is_shard(dim):
+    if not is_spread(module.weight) or not module.weight.placements[0].is_shard(dim):
         raise ConfigError(
             f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
         )
@@ -244,6 +243,8 @@ def _own_part(name: str, weight: nn.Parameter, dim: int, mesh: DeviceMesh) -> nn
     own = parts[mesh.get_local_rank()]
     if own.untyped_storage().nbytes() >= weight.nbytes:  # not a stand-in's, which takes no memory
         own = own.clone(memory_format=torch.contiguous_format)
+    from torch.distributed.tensor import DTensor, Shard  # never on one device
+
     stride = weight.contiguous().stride()
     local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
     return nn.Parameter(local, requires_grad=weight.requires_grad)
@@ -318,7 +319,7 @@ class SummedGradients:
         """Give each gradient the shards of its parameter: torch 2.11 makes those of uneven shards whole."""
         for parameter in self.model.parameters():
             grad = parameter.grad
-            if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+            if is_spread(grad) and is_spread(parameter) and grad.placements != parameter.placements:
                 parameter.grad = grad.redistribute(placements=parameter.placements)
 
     def unreached(self) -> int:

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
 from paceline.run.updates.shards import wrapped
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
 
 
 @dataclass
@@ -168,7 +167,7 @@ def _fill(parameters: list[nn.Parameter]) -> _FlatBucket:
     for part in held:
         views.append(flat.as_strided(part.shape, _dense_strides(part), start))
         start += part.numel()
-    grads = [wrapped(v, p) if isinstance(p, DTensor) else v for p, v in zip(parameters, views, strict=True)]
+    grads = [wrapped(v, p) if is_spread(p) else v for p, v in zip(parameters, views, strict=True)]
     return _FlatBucket(flat, parameters, views, grads, flat[start:])
 
 

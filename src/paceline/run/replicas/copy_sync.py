@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.state import OPTIMIZER
 from paceline.run.process.world import World
 from paceline.run.replicas.bucket_sums import BucketSum
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import wrapped
+from paceline.task.models.held import is_spread
 
 SyncState = dict[str, torch.Tensor]
 
@@ -97,7 +97,7 @@ def of_parameters(
 ) -> SyncState:
     """Return tensors that follow this rank's parts of parameters by name, sharded as the parameters are."""
     return {
-        f"{before}{name}{after}": wrapped(values[p], p) if isinstance(p, DTensor) else values[p]
+        f"{before}{name}{after}": wrapped(values[p], p) if is_spread(p) else values[p]
         for name, p in named_parameters(model)
         if p in values
     }

@@ -13,8 +13,6 @@ import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch.distributed.fsdp import FSDPModule
-
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
@@ -41,6 +39,7 @@ from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.generation import FROM_RANKS, Generation, take_generation
 from paceline.supervise.told.place import RENDEZVOUS, Place
+from paceline.task.models.held import is_sharded_unit
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, sta
     if not is_whole:
         return Brought(None, None, False)
     for module in built.model.modules():
-        if isinstance(module, FSDPModule):  # weights may lie gathered, in the middle of a pass
+        if is_sharded_unit(module):  # weights may lie gathered, in the middle of a pass
             module.set_reshard_after_forward(True, recurse=False)
             module.reshard()
     built.stepper.buffers.put_back()

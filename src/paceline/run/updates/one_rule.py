@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.updates.first_state import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, wrapped
-from paceline.task.models.held import local_of, whole_of
+from paceline.task.models.held import is_spread, local_of, whole_of
 from paceline.task.optimizer.update_scope import made
 
 ParameterGroup = dict[str, Any]
@@ -127,7 +126,7 @@ class LocalPart:
             return
         shown = self._state[weight]
         for name, value in self._numbers.show(inside, shown).items():
-            if not isinstance(value, Tensor) or not value.dim() or not isinstance(weight, DTensor):
+            if not isinstance(value, Tensor) or not value.dim() or not is_spread(weight):
                 shown[name] = value
             elif value.shape != plain.shape:
                 raise ConfigError(
@@ -144,7 +143,7 @@ class WholePart:
     """A rule that needs a whole parameter, for one sharded parameter. Every rank computes the same update."""
 
     def __init__(self, group: ParameterGroup, weight: nn.Parameter, state: Any) -> None:
-        assert isinstance(weight, DTensor)
+        assert is_spread(weight)
         self._group, self._weight, self._state, self._numbers = group, weight, state, RuleNumbers()
         self._plain = nn.Parameter(_stand_in(weight))
         self._worker = made(group["use"], group["lr"], [{**options(group), "params": [self._plain]}])
@@ -199,7 +198,7 @@ def options(group: ParameterGroup) -> ParameterGroup:
 
 def _plain(weight: nn.Parameter) -> nn.Parameter:
     """Return a plain parameter over this rank's part of a weight, the weight itself where it is whole."""
-    if not isinstance(weight, DTensor):
+    if not is_spread(weight):
         return weight
     return nn.Parameter(local_of(weight.detach()).detach())
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import Use, needs_no_wrapping
 from paceline.spec.steps.update import OptimizerSpec
+from paceline.task.models.held import is_spread
+from paceline.task.optimizer.eager import eager
 from paceline.task.optimizer.groups import Treatment, Treatments
 from paceline.task.optimizer.update_scope import scope_known
 
@@ -46,7 +47,7 @@ def build_optimizer(
         if id(treatment.use) not in scopes:
             scopes[id(treatment.use)] = scope_known(treatment.use)
         # One fused update takes weights of one mesh only; those of experts lie on another than the rest.
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        mesh = parameter.device_mesh if is_spread(parameter) else None
         key = (treatment.number, id(treatment.use), treatment.weight_decay, treatment.lr_scale, mesh)
         by_kind.setdefault(key, (treatment, []))[1].append(parameter)
     groups = [_group(spec, treatment, scopes, parameters) for treatment, parameters in by_kind.values()]
@@ -81,7 +82,7 @@ def _group(
 ) -> dict[str, Any]:
     decay = {} if treatment.weight_decay is None else {"weight_decay": treatment.weight_decay}
     use, scale = scopes[id(treatment.use)], treatment.lr_scale
-    if use.scope == "model" and any(isinstance(parameter, DTensor) for parameter in parameters):
+    if use.scope == "model" and any(is_spread(parameter) for parameter in parameters):
         raise ConfigError(
             f"the optimizer '{use.name}' cannot be sharded",
             "its update of a parameter depends on other parameters, which are spread over ranks",
@@ -93,7 +94,7 @@ def _group(
 def _of_torch(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return one optimizer of torch over the model's own tensors."""
     use = groups[0]["use"]
-    sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
+    sharded = any(is_spread(parameter) for group in groups for parameter in group["params"])
     # torch 2.13 has no sharding strategy for `_fused_sgd_`; of `foreach` it has one for every operator.
     # No fused kernel takes complex weights.
     has_complex = any(parameter.is_complex() for group in groups for parameter in group["params"])
@@ -102,5 +103,5 @@ def _of_torch(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     ours = [{**group["use"].arguments, **group} for group in groups]
     plain = [{name: value for name, value in group.items() if name != "use"} for group in ours]
     given = {name for group in ours for name in group} & {"fused", "foreach"}
-    optimizer: torch.optim.Optimizer = use.factory(plain, lr=groups[0]["lr"], **({} if given else ways))
+    optimizer: torch.optim.Optimizer = eager(use.factory)(plain, lr=groups[0]["lr"], **({} if given else ways))
     return optimizer

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 import torch.optim.optimizer as of_all
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint import materialise_optimizer_state
-from paceline.task.models.held import local_of
+from paceline.task.models.held import is_spread, local_of
+from paceline.task.optimizer.eager import eager
 
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # by torch's names, of which none is public
 GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-KINDS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+TORCHS = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+KINDS = (*TORCHS, *map(eager, TORCHS))
 
 
 class UpdateOfParts:
@@ -34,7 +35,7 @@ class UpdateOfParts:
     def serves(optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer's weights are sharded, and an update of one element needs no other."""
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        return type(optimizer) in KINDS and any(isinstance(weight, DTensor) for weight in weights)
+        return type(optimizer) in KINDS and any(is_spread(weight) for weight in weights)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -86,6 +87,6 @@ def _part_of(value: object) -> object:
 
 def _lie_alike(weight: Tensor, gradient: Tensor) -> bool:
     """Return whether a gradient's part on this rank is that of the weight's."""
-    if isinstance(weight, DTensor) and isinstance(gradient, DTensor):
+    if is_spread(weight) and is_spread(gradient):
         return weight.placements == gradient.placements
-    return not isinstance(weight, DTensor) and not isinstance(gradient, DTensor)
+    return not is_spread(weight) and not is_spread(gradient)

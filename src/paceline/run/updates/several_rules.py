@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.run.updates.one_rule import LocalPart, ParameterGroup, UpdatePart, WholePart
+from paceline.task.models.held import is_spread
+from paceline.task.optimizer.eager import EagerOptimizer
 
 
-class JoinedOptimizer(torch.optim.Optimizer):
+class JoinedOptimizer(EagerOptimizer):
     """Updates each parameter by the rule of its group; `state` holds tensors with the parameters' placements.
 
     A group has "params", "use" (a Use whose scope is known), "lr", "lr_scale" and perhaps "weight_decay".
@@ -28,7 +29,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         local: dict[int, list[ParameterGroup]] = {}
         self._parts: list[tuple[list[nn.Parameter], UpdatePart]] = []
         for group in self.param_groups:
-            sharded = [isinstance(weight, DTensor) for weight in group["params"]]
+            sharded = [is_spread(weight) for weight in group["params"]]
             assert all(sharded) or not any(sharded), "a group is sharded or whole"
             if group["use"].scope == "element" or not any(sharded):
                 local.setdefault(id(group["use"]), []).append(group)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.task.models.held import local_of, whole_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def wrapped(local: Tensor, like: DTensor) -> DTensor:
     """Return this rank's part as a tensor with the placements of another. Both share the part's memory."""
+    from torch.distributed.tensor import DTensor  # never without a tensor in shards
+
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -21,6 +27,8 @@ class Cutter:
 
     def __init__(self, like: DTensor) -> None:
         """Learn the cut from a sharded tensor. All ranks that hold a part of it call it."""
+        from torch.distributed.tensor import Replicate, Shard
+
         self._like = like
         self._flat_indices: Tensor | None = None
         if any(type(place) not in (Shard, Replicate) for place in like.placements):
@@ -36,6 +44,8 @@ class Cutter:
         """Return this rank's part of a whole tensor, in memory of its own."""
         if self._flat_indices is not None:
             return whole.flatten()[self._flat_indices].view(local_of(self._like).shape)
+        from torch.distributed.tensor import DTensor, Replicate
+
         mesh = self._like.device_mesh
         spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return local_of(spread.redistribute(placements=self._like.placements)).clone()

@@ -11,11 +11,11 @@ import math
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B
 from paceline.task.adapt.peft import read_adapter
+from paceline.task.models.held import is_spread
 from paceline.task.models.init import Corner, fill, parameter_seed
 
 
@@ -75,7 +75,7 @@ def row_norms(layer: AdaptedLinear) -> Tensor:
     """
     weight, along = layer.weight, layer.inputs_dim
     across = 1 - along
-    if not isinstance(weight, DTensor):
+    if not is_spread(weight):
         return weight.double().square().sum(along).sqrt().float().cpu()
     (chunk,) = weight.__create_chunk_list__()
     local = weight.to_local().double()

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.spec.data.labels import IGNORED
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.adapt.noise import EmbeddingNoise, noises
 from paceline.task.adapt.referenced import WithReference, log_probabilities_of
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
 
 REWARDS = "rewards"  # what an evaluation is told of each pair, [pairs, 2]: the chosen answer's and the rejected one's
@@ -93,7 +93,7 @@ def log_probabilities(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tenso
     options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     output = model(tokens, **options)
     logits = getattr(output, "logits", output)
-    if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
+    if is_spread(logits):  # a head whose classes are spread over ranks
         return -spread_logits_cross_entropy(logits, labels).view(labels.shape).sum(1)
     return log_probabilities_of(logits, labels)
 

@@ -30,6 +30,7 @@ from paceline.task.models.huggingface.weights import check_hf_config
 from paceline.task.models.init import (
     STD,
     Corner,
+    DrawsNothing,
     PartMaker,
     drawn_part,
     fill,
@@ -96,7 +97,7 @@ def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, 
 def _named(model: ModelSpec, data_vocab: int, seq_len: int, seed: int, device: str) -> nn.Module:
     """Return a model of the built-in family."""
     config = resolve_decoder(model, data_vocab, seq_len)
-    with torch.device("meta"):
+    with torch.device("meta"), DrawsNothing():
         decoder = MoEDecoder(config) if isinstance(config, MoEConfig) else Decoder(config)
     if device == "meta":
         return decoder

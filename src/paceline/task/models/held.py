@@ -1,20 +1,41 @@
-"""What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers."""
+"""What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers.
+
+Whether a tensor or a module is spread is told without torch's library for that: importing `torch.distributed.tensor`
+and `torch.distributed.fsdp` brings sympy and the compiler's symbols with it, the better part of a second of a slow core
+and 40 MB. Who has such a tensor has imported them; a run on one device, or of plain copies, needs neither.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 Corner = tuple[int, ...]
 
 
+def is_spread(tensor: object) -> TypeIs[DTensor]:
+    """Return whether a tensor is one of torch's that lie on several ranks (DTensor)."""
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
+def is_sharded_unit(module: object) -> TypeIs[FSDPModule]:
+    """Return whether a module is one whose weights FSDP2 gathers for its passes (FSDPModule)."""
+    return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
+
+
 def held_part(tensor: Tensor) -> tuple[Tensor, Corner, Corner]:
     """Return what this rank holds of a tensor, where in it that begins, and its shape."""
-    if isinstance(tensor, DTensor):
+    if is_spread(tensor):
         (chunk,) = tensor.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
         return tensor.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
     return tensor, (0,) * tensor.dim(), tuple(tensor.shape)
@@ -26,12 +47,12 @@ def local_of(tensor: Tensor | None) -> Tensor:
     Outside of `no_grad` taking the part is a step of the graph, and costs a node of it for each tensor.
     """
     assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def whole_of(tensor: Tensor) -> Tensor:
     """Return the whole tensor on every rank that holds a part of it. All of them call it, in the same order."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
 @contextlib.contextmanager

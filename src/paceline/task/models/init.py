@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from paceline.task.adapt.linear import PackedLinear, is_adapter
 from paceline.task.models.decoder import Decoder
@@ -23,6 +24,21 @@ RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 DRAWN_ELEMENTS = 2**22  # of one generator, in whole rows; part of what initial weights are
 
 PartMaker = Callable[[Corner, Corner], Tensor]  # (offsets, sizes) of a part of a tensor -> its values
+
+
+class DrawsNothing(TorchFunctionMode):
+    """Leaves weights on "meta" as `torch.nn.init` finds them: there they have no values.
+
+    torch would take its reference functions for that, with which its compiler comes: a second of a slow core.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:  # fmt: skip
+        given = (kwargs or {}).get("tensor", args[0] if args else None)
+        draws = getattr(func, "__module__", "") == "torch.nn.init" and func.__name__.endswith("_")
+        return given if draws and isinstance(given, Tensor) and given.is_meta else func(*args, **(kwargs or {}))
 
 
 def parameter_seed(name: str, seed: int, run: int = 0) -> int:

@@ -144,7 +144,6 @@ class MoE(nn.Module):
         balance = sequence_balance(probabilities, counts, self.gate.top_k, self.over_sequence)
         return Routed(balance, counts, entropy)
 
-    @torch.compiler.disable  # how many tokens an expert gets is data, and shapes follow from it
     def _through_experts(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return [tokens, hidden]: per token the weighted sum over its experts; weights and chosen [tokens, top_k]."""
         top_k = chosen.shape[1]
@@ -156,6 +155,16 @@ class MoE(nn.Module):
         if results.dtype.itemsize >= WIDE_BYTES:  # on a CPU a product for each token takes five times as long
             return (weights.unsqueeze(2) * results).sum(dim=1)
         return torch.bmm(weights.unsqueeze(1), results).squeeze(1)  # rounds once
+
+
+def leave_experts_out(part: nn.Module) -> None:
+    """Have the compiler leave out what goes through experts in a part that it is to compile.
+
+    How many tokens an expert gets is data, and shapes follow from it.
+    """
+    for module in part.modules():
+        if isinstance(module, MoE):
+            module._through_experts = torch.compiler.disable(module._through_experts)  # type: ignore[method-assign]
 
 
 class RoutedLayer(DecoderLayer):

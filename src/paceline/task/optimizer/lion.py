@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from paceline.task.optimizer.eager import EagerOptimizer
 
-class Lion(torch.optim.Optimizer):
+
+class Lion(EagerOptimizer):
     """Updates by `sign(beta1 m + (1 - beta1) g)`, then `m = beta2 m + (1 - beta2) g`; weight decay is decoupled."""
 
     def __init__(

@@ -100,8 +100,10 @@ class _TorchRates:
     def __post_init__(self) -> None:
         import torch
 
+        from paceline.task.optimizer.eager import eager
+
         weight = torch.nn.Parameter(torch.zeros(1))
-        self._optimizer = torch.optim.AdamW([weight], lr=self.peak)
+        self._optimizer = eager(torch.optim.AdamW)([weight], lr=self.peak)
         before = dict(self._optimizer.param_groups[0])
         try:
             self._scheduler = self.factory(self._optimizer, **self.arguments)

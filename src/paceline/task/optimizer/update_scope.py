@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.optimizers import Use
+from paceline.task.optimizer.eager import eager
 
 # More than 4,096 elements of a matrix: from there on 8-bit optimizers keep their state in blocks. Cuts are uneven, and
 # below that. A vector is short, since some rules invert a matrix as wide as it.
@@ -34,7 +35,7 @@ def scope_known(use: Use) -> Use:
 def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     """Return an optimizer over groups of plain tensors. Raises ConfigError where it cannot be made, or is none."""
     try:
-        optimizer = use.factory(groups, lr=lr, **use.arguments)
+        optimizer = eager(use.factory)(groups, lr=lr, **use.arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the optimizer '{use.name}' cannot be made", f"{type(error).__name__}: {error}",

@@ -38,6 +38,7 @@ from paceline.task.profile.closed import (
     stray_axes,
 )
 from paceline.task.profile.operators.draws import of_no_sample, with_one_more
+from paceline.task.profile.operators.for_real import MOST_BYTES
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
 from paceline.task.touched_weights import touched_axes
@@ -223,7 +224,7 @@ def _trace(
             counts = trace(what, blocks, batch, objective, **how)
         if any(count.draws for count in counts):
             # For real, what is drawn may decide what is drawn next: by steady numbers it decides alike.
-            steady = not how.get("fake", True)
+            steady = how["where"] == "real"
 
             def again(rows: object) -> list[Counts]:
                 return trace(what, blocks, rows, objective, memory=False, steady=steady, **how)
@@ -231,20 +232,22 @@ def _trace(
             _note_strays(counts, lambda: again(batch) if steady else counts, lambda: again(with_one_more(batch)), batch)
         return counts, routed, ""
 
-    errors = []
-    for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
+    errors: list[Exception] = []
+    needed = REAL_COPIES * own_bytes(model)
+    small: list[dict[str, str | None]] = [{"where": "small"}] if needed <= REAL_COPIES * MOST_BYTES else []
+    ways: tuple[dict[str, str | None], ...] = (*small, {"where": "fake"}, {"where": "fake", "compute": None})
+    for how in ways:  # the last since FFT and complex views know no bf16
         try:
             return traced(model, **how)
         except (LateWeights, NoSum):
             raise
         except Exception as error:  # whatever a user's model raises on tensors without values
-            errors.append(error)
-    needed = REAL_COPIES * own_bytes(model)
+            errors += [error] if how["where"] == "fake" else []
     if needed > usable_memory_bytes():
         because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
         return _estimated(model, blocks, experts, items, because)
     try:
-        return traced(build() if build else copied(model).to("cpu"), fake=False)
+        return traced(build() if build else copied(model).to("cpu"), where="real")
     except ConfigError:  # of ours: it says itself what to write
         raise
     except Exception as error:

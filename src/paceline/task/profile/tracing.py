@@ -1,8 +1,9 @@
 """Records what a module's forward pass computes, moves and keeps, block by block, without doing it.
 
 The module runs on fake tensors: shapes and dtypes alone, no memory and no arithmetic (torch's FakeTensorMode), with
-bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not. Operators that know
-no bf16 (FFT, complex views) run in the weights' own dtype, and a model that asks for values runs for real.
+bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not. A small one runs on
+tensors with values, which is sooner done (operators/for_real.py). Operators that know no bf16 (FFT, complex views) run
+in the weights' own dtype, and a model that asks for values runs for real, as it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -29,8 +28,12 @@ from paceline.task.models.copied import copied
 from paceline.task.profile.aligned import is_aligned
 from paceline.task.profile.operators.drawing import belongs_to_samples
 from paceline.task.profile.operators.draws import RandomCall, Steady, beside_torch, draw_of
+from paceline.task.profile.operators.for_real import PassLimits, WithoutLooking, with_values
 from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
@@ -79,26 +82,27 @@ def trace(
     blocks: list[tuple[str, nn.Module]],
     batch: Any,
     objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
-    fake: bool = True,
+    where: str = "fake",
     compute: torch.dtype | None = COMPUTE_DTYPE,
     memory: bool = True,
     steady: bool = False,
 ) -> list[Counts]:
     """Return the counts of every block and, last, of all that lies outside them.
 
-    `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
-    tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
-    CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass needs is left out.
-    With `steady`, of a run for real, random numbers are the same for any number of samples.
-    Raises LateWeights where the forward pass makes parameters.
+    `where` is "small" for a copy with values, "fake" for one without, or "real": the model itself runs, on the CPU, so
+    it must be a copy. `compute` is the dtype of the weights and inputs of a copy; None leaves each its own, as "real"
+    does, and all floating-point tensors of the first weight's dtype then count as compute dtype. Without `memory`, what
+    the backward pass needs is left out. With `steady`, of a run for real, random numbers are the same for any number of
+    samples. Raises LateWeights where the forward pass makes parameters, and of a small copy LooksAtValues.
     """
-    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    replica = fake_copy(model, mode, compute) if fake else model
-    example = tree_map(lambda leaf: _fake_input(leaf, mode, compute) if fake else leaf, batch)
-    if compute is None or not fake:
+    is_real = where == "real"
+    mode = _fake_mode() if where == "fake" else None
+    replica = model if is_real else fake_copy(model, mode, compute)
+    example = batch if is_real else tree_map(lambda leaf: _input(leaf, mode, compute), batch)
+    if compute is None or is_real:
         compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
-    context: AbstractContextManager = quiet(mode) if fake else nullcontext()
+    recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute, where)
+    context = nullcontext() if is_real else small() if mode is None else quiet(mode)
     with torch.random.fork_rng(), context:
         with (
             recorder.operators(Steady() if steady else None),
@@ -130,7 +134,7 @@ def _watch_kept(recorder: _Recorder, run: Callable[[], object]) -> None:
 @contextmanager
 def quiet(mode: FakeTensorMode) -> Iterator[None]:
     """Run on fake tensors. What a model raises there is told by who looks, not by torch's log, which has tracebacks."""
-    log = logging.getLogger(fake_tensor.__name__)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def unsaid(record: logging.LogRecord) -> bool:
         return False
@@ -143,45 +147,65 @@ def quiet(mode: FakeTensorMode) -> Iterator[None]:
         log.removeFilter(unsaid)
 
 
+@contextmanager
+def small() -> Iterator[None]:
+    """Run a small copy on tensors with values, at which nothing looks."""
+    with WithoutLooking(), StepsAtOnce():
+        yield
+
+
+def _fake_mode() -> FakeTensorMode:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # with torch's compiler and sympy
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def own_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers, shared ones once; those on "meta" as if they were there."""
     return sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
 
 
-def fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
-    """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are."""
+def fake_copy(model: nn.Module, mode: FakeTensorMode | None, compute: torch.dtype | None) -> nn.Module:
+    """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are.
+
+    Without a mode they have values.
+    """
     copies: dict[int, Any] = {}
-    with mode:
-        for parameter in model.parameters():
-            dtype = compute if compute and parameter.is_floating_point() else parameter.dtype
-            empty = torch.empty(parameter.shape, dtype=dtype, device="cpu")
-            copies[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-        for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
-            copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+    for parameter in model.parameters():
+        dtype = compute if compute and parameter.is_floating_point() else parameter.dtype
+        copies[id(parameter)] = nn.Parameter(_like(parameter, dtype, mode), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
+        copies[id(buffer)] = _like(buffer, buffer.dtype, mode)
     return copied(model, copies)
 
 
-def _fake_input(leaf: Any, mode: FakeTensorMode, compute: torch.dtype | None) -> Any:
+def _like(tensor: Tensor, dtype: torch.dtype, mode: FakeTensorMode | None) -> Tensor:
+    if mode is None:
+        return with_values(tensor, dtype)
+    with mode:
+        return torch.empty(tensor.shape, dtype=dtype, device="cpu")
+
+
+def _input(leaf: Any, mode: FakeTensorMode | None, compute: torch.dtype | None) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    dtype = compute if compute and leaf.is_floating_point() else leaf.dtype
-    with mode:
-        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
+    return _like(leaf, compute if compute and leaf.is_floating_point() else leaf.dtype, mode)
 
 
 class _Recorder:
-    def __init__(self, blocks: list[nn.Module], model: nn.Module, batch: Any, compute: torch.dtype) -> None:
+    def __init__(self, blocks: list[nn.Module], model: nn.Module, batch: Any, compute: torch.dtype, where: str) -> None:
         self.counts = [Counts() for _ in range(len(blocks) + 1)]
         self._blocks = blocks
         self._current = [len(blocks)]  # a stack; the rest is last
-        self._compute = compute
+        self._compute, self._where = compute, where
         held = [*model.parameters(), *model.buffers(), *(x for x in tree_leaves(batch) if isinstance(x, Tensor))]
         # Kept in any case, so not an activation; and what was counted already, by purpose.
         self._held = {_address(tensor) for tensor in held}
         self._counted: set[tuple[str, int]] = set()
 
     def operators(self, steady: Steady | None = None) -> AbstractContextManager:
-        return _Hooked(self, _OperatorMode(self, steady))
+        limits = PassLimits(self._held) if self._where == "small" else None
+        return _Hooked(self, _OperatorMode(self, steady, limits))
 
     def saved_tensors(self) -> AbstractContextManager:
         return _Hooked(self, saved_tensors_hooks(self.save, lambda tensor: tensor), inputs=True)
@@ -261,20 +285,32 @@ class _Hooked:
             handle.remove()
 
 
-class _OperatorMode(TorchDispatchMode):
-    def __init__(self, recorder: _Recorder, steady: Steady | None = None) -> None:
+class _Uncompiled(TorchDispatchMode):
+    """A mode under which nothing is compiled: torch would import its compiler to leave out what the mode does."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _OperatorMode(_Uncompiled):
+    def __init__(self, recorder: _Recorder, steady: Steady | None = None, limits: PassLimits | None = None) -> None:
         super().__init__()
-        self._recorder, self._steady = recorder, steady
+        self._recorder, self._steady, self._limits = recorder, steady, limits
         self._formulas = FlopCounterMode(display=False).flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if self._limits is not None:
+            self._limits.check(func, args, kwargs)
         if self._steady is not None and torch.Tag.nondeterministic_seeded in func.tags:
             result = self._steady.run(name, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if self._limits is not None:
+            self._limits.made(outputs)
         if not outputs or func.is_view or name in FREE_OPERATORS:
             return result
         counts = self._recorder.now
@@ -310,7 +346,7 @@ class _OperatorMode(TorchDispatchMode):
         return result
 
 
-class _ResultsMode(TorchDispatchMode):
+class _ResultsMode(_Uncompiled):
     """Counts all that operators give as kept."""
 
     def __init__(self, recorder: _Recorder) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.spec.plan import Plan
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.models.layers.packed import PackedDocuments
 
@@ -93,7 +93,7 @@ class ScoreWatch:
     def _ends(self, hidden: Tensor) -> None:
         assert self._decoder is not None
         head = self._decoder.embed_tokens.weight if self._decoder.config.tied else self._decoder.lm_head.weight
-        if isinstance(head, DTensor) or not self._counts():
+        if is_spread(head) or not self._counts():
             return
         logits = hidden.detach()[:, -TOKENS:].to(head.dtype) @ head.detach().t()
         self._logits.append(logits.abs().amax().double())

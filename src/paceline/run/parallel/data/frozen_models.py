@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from paceline.run.parallel.data.sharding import sharding_units
 from paceline.run.parallel.data.uncut_parameters import stays_whole
@@ -35,6 +34,8 @@ def spread_teachers(
     model: nn.Module, blocks: Sequence[nn.Module], axis: DeviceMesh, compute: torch.dtype, master: torch.dtype
 ) -> None:
     """Shard the frozen models of a model over `axis`; `blocks` are the repeated blocks of the whole model."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # never on one device
+
     policy = MixedPrecisionPolicy(param_dtype=None if compute == master else compute)
     for teacher in teachers_of(model):
         inside = set(teacher.modules())

@@ -6,12 +6,16 @@ again in the backward pass. Its scales, a thirty-second of it, stay whole. (FSDP
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from paceline.task.adapt.linear import VALUES, PackedLinear
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @torch.no_grad()
@@ -24,6 +28,8 @@ def spread_packed(model: nn.Module, axis: DeviceMesh) -> None:
 
 def _part(whole: Tensor, axis: DeviceMesh) -> DTensor:
     """Return a vector that every rank holds as one of which each holds what torch.chunk cuts for it."""
+    from torch.distributed.tensor import DTensor, Shard  # never on one device
+
     chunks = whole.chunk(axis.size())
     rank = axis.get_local_rank()
     local = chunks[rank].clone() if rank < len(chunks) else whole.new_empty(0)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.errors import ConfigError
+from paceline.task.models.held import is_sharded_unit
 
 
 class ReachedWeights:
@@ -75,7 +75,7 @@ def _units(root: nn.Module) -> dict[nn.Module, nn.Module]:
     found: dict[nn.Module, nn.Module] = {}
 
     def walk(module: nn.Module, unit: nn.Module) -> None:
-        unit = module if isinstance(module, FSDPModule) else unit
+        unit = module if is_sharded_unit(module) else unit
         if module not in found:
             found[module] = unit
             for child in module.children():

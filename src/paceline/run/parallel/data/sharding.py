@@ -18,20 +18,23 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.reached_weights import ReachedWeights
 from paceline.run.parallel.data.unused_weights import fill_unused, param_groups, shard_unit
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
+from paceline.task.models.held import is_sharded_unit, is_spread
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import Shard
 
 
 def sharding_units(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
@@ -65,6 +68,8 @@ def shard(
     Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`, or None
     for those that stay as they are, as do those in `whole`.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # never on one device
+
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype,
         reduce_dtype=None if compute_dtype == master_dtype else master_dtype,
@@ -90,7 +95,7 @@ def shard(
             ignored_params=left,
         )
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_sharded_unit(module):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
 
@@ -108,7 +113,7 @@ def _make_contiguous(model: nn.Module, left: Collection[nn.Parameter]) -> None:
     sharded = [
         (name, parameter)
         for name, parameter in model.named_parameters()
-        if parameter not in left and not isinstance(parameter, DTensor)
+        if parameter not in left and not is_spread(parameter)
     ]
     stored = [(parameter.data_ptr(), name, parameter) for name, parameter in sharded if not parameter.is_meta]
     end, owner = 0, ""
@@ -131,7 +136,9 @@ def _dimension(parameter: nn.Parameter) -> Shard | None:
     A matrix whose rows are split over another axis is sharded by columns: torch cuts rows twice for even parts only and
     makes DTensors of it whose full tensor takes one collective after the other.
     """
-    rows_split = isinstance(parameter, DTensor) and any(place.is_shard(0) for place in parameter.placements)
+    from torch.distributed.tensor import Shard
+
+    rows_split = is_spread(parameter) and any(place.is_shard(0) for place in parameter.placements)
     return Shard(1) if rows_split and parameter.dim() > 1 else None
 
 
@@ -157,7 +164,7 @@ class ShardedGradients:
 
         Over the groups in `also` gradients are summed by somebody else.
         """
-        assert isinstance(model, FSDPModule)
+        assert is_sharded_unit(model)
         self._model = model
         self._zero, self._once = zero, once
         self._replicated = axes.ndim > 1
@@ -208,13 +215,13 @@ class ShardedGradients:
     def sharded(self) -> list[nn.Parameter]:
         """Return the weights that FSDP2 holds in shards, in the order in which a backward pass completes units."""
         first, *others = self.units
-        held = {p: None for unit in [*reversed(others), first] for p in _parameters(unit) if isinstance(p, DTensor)}
+        held = {p: None for unit in [*reversed(others), first] for p in _parameters(unit) if is_spread(p)}
         return list(held)
 
     @cached_property
     def units(self) -> list[FSDPModule]:
         """The modules whose weights are gathered together, the model first."""
-        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+        return [module for module in self._model.modules() if is_sharded_unit(module)]
 
     def _tell(self, **switches: bool) -> None:
         """Set switches of all units, by the names of FSDP2's own methods, that do not stand so already."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel.gradients import Gradients
 from paceline.spec.layout import Layout
+from paceline.task.models.held import is_spread
 
 
 class UnsharedExperts:
@@ -31,7 +31,7 @@ class UnsharedExperts:
 
     def leaf(self, weight: nn.Parameter) -> Tensor:
         """Return a plain tensor of the same storage, which gets the gradient in the weight's place."""
-        assert isinstance(weight, DTensor)
+        assert is_spread(weight)
         with torch.no_grad():
             local = weight.to_local()
         leaf = self._leaves.get(weight)
@@ -42,9 +42,11 @@ class UnsharedExperts:
 
     def hand_over(self) -> None:
         """Give every weight the gradient that its plain tensor got."""
+        from torch.distributed.tensor import DTensor  # never without spread weights
+
         for weight, leaf in self._leaves.items():
             if leaf.grad is not None:
-                assert isinstance(weight, DTensor)
+                assert is_spread(weight)
                 grad = DTensor.from_local(
                     leaf.grad, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
                     stride=weight.stride(),

@@ -9,29 +9,42 @@ the unit's inputs, and for units whose inputs need no gradient in a callback at 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.utils._pytree import tree_leaves
 
-HAS_SWITCH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch 2.13
+from paceline.task.models.held import is_sharded_unit
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
 _REDUCES = "RegisterPostBackwardFunctionBackward"  # the node in which FSDP2 reduces a unit
 
 
 def shard_unit(unit: nn.Module, **options: Any) -> None:
     """Call `fully_shard` on a unit, and have zeros reduced for its weights that a backward pass did not reach."""
-    if not HAS_SWITCH:  # behind FSDP2's first hook, and before its last: it puts its own in front, and at the end
+    from torch.distributed.fsdp import fully_shard  # never on one device
+
+    if not has_switch():  # behind FSDP2's first hook, and before its last: it puts its own in front, and at the end
         unit.register_forward_pre_hook(_at_inputs, prepend=True, with_kwargs=True)
         unit.register_forward_hook(_at_outputs, prepend=True)
     fully_shard(unit, **options)
-    if HAS_SWITCH:
-        assert isinstance(unit, FSDPModule)
+    if has_switch():
+        assert is_sharded_unit(unit)
         unit.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+@functools.cache
+def has_switch() -> bool:
+    """Return whether FSDP2 reduces zeros by itself: torch 2.13."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 
 def param_groups(unit: FSDPModule) -> list[Any]:
@@ -41,7 +54,7 @@ def param_groups(unit: FSDPModule) -> list[Any]:
 
 def fill_unused(units: Iterable[FSDPModule]) -> None:
     """Put zeros where gradients are missing in units that FSDP2 is going to reduce."""
-    if not HAS_SWITCH:
+    if not has_switch():
         for unit in units:
             _fill(unit._get_fsdp_state())
 
@@ -51,7 +64,7 @@ def fill_before_reduction(unit: FSDPModule, found: Any) -> None:
 
     To be called before FSDP2 watches the tensors: callbacks run in the order in which they were asked for.
     """
-    if HAS_SWITCH or not torch.is_grad_enabled():
+    if has_switch() or not torch.is_grad_enabled():
         return
     context = unit._get_fsdp_state()._state_ctx
 
@@ -69,7 +82,7 @@ def fill_before_reduction(unit: FSDPModule, found: Any) -> None:
 
 
 def _at_inputs(unit: nn.Module, args: Any, kwargs: Any) -> None:
-    assert isinstance(unit, FSDPModule)
+    assert is_sharded_unit(unit)
     state: Any = unit._get_fsdp_state()
     for tensor in tree_leaves((args, kwargs)):
         node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
@@ -79,7 +92,7 @@ def _at_inputs(unit: nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def _at_outputs(unit: nn.Module, _: Any, found: Any) -> None:
-    assert isinstance(unit, FSDPModule)
+    assert is_sharded_unit(unit)
     fill_before_reduction(unit, found)
 
 
@@ -90,6 +103,8 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 def _fill(state: Any) -> None:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
     for group in _groups_of(state):
         if not group.reduce_grads or group._training_state == TrainingState.POST_BACKWARD:  # reduced already
             continue

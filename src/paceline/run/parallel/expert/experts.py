@@ -27,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.feasible.experts import OVER_DIFFERENT_RANKS
@@ -37,6 +36,7 @@ from paceline.run.parallel.expert.routed import RoutedForward
 from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
 from paceline.task.declared import expert_axis, is_routed
+from paceline.task.models.held import is_spread
 from paceline.task.models.moe import MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
@@ -87,9 +87,11 @@ def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layo
             f"layout ep = {layout.ep} with {weight.shape[EXPERT_DIM]} experts in {name}",
             "every rank holds the same number of whole experts", "an ep that divides the number of experts",
         )  # fmt: skip
+    from torch.distributed.tensor import DTensor, Placement, Shard  # never on one device
+
     held, mesh = weight.detach(), axes["ep"]
     placements: list[Placement] = [Shard(EXPERT_DIM)]
-    if isinstance(held, DTensor):
+    if is_spread(held):
         mesh, placements = axes["ep", "tp"], [Shard(EXPERT_DIM), *held.placements]
         held = held.to_local()
     part = held.tensor_split(layout.ep, dim=EXPERT_DIM)[axes["ep"].get_local_rank()].clone()
@@ -100,7 +102,9 @@ def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layo
 
 def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
     """Return the last dimension of a spread weight that no axis splits and that can be sharded evenly."""
-    assert isinstance(weight, DTensor)
+    from torch.distributed.tensor import Shard
+
+    assert is_spread(weight)
     remaining = layout.dp_shard * layout.cp // layout.ep
     split = {place.dim for place in weight.placements if isinstance(place, Shard)}
     whole = [dim for dim in range(weight.dim()) if dim not in split]
@@ -128,7 +132,7 @@ def _on_their_ranks(
     spread = dict(experts._parameters)
     try:
         for key, weight in spread.items():
-            if isinstance(weight, DTensor):
+            if is_spread(weight):
                 plain = alone.leaf(weight) if alone else weight.to_local()
                 experts._parameters[key] = plain
         results = forward(rows, counts)
@@ -161,6 +165,7 @@ def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], object]:
     if because := older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS):
         raise ConfigError(f"layout ep = {layout.ep} with torch {torch.__version__}", because, "torch 2.13, or ep = 1")
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    from torch.distributed.tensor import Shard
 
     info = (
         HSDPMeshInfo(axes["dp_replicate", "expert_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.task.declared import is_routed
+from paceline.task.models.held import is_spread
 from paceline.task.models.huggingface.interface import FEW, is_transformers
 from paceline.task.models.layers.loss import LossLabels, cross_entropy_sum
 from paceline.task.profile.tracing import fake_copy, quiet
@@ -87,7 +87,7 @@ def chunked_loss(
 def _plain_head(model: object) -> nn.Linear | None:
     """Return the layer that makes logits of hidden states, None where it is anything but a product with a weight."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    plain = isinstance(head, nn.Linear) and head.bias is None and not isinstance(head.weight, DTensor)
+    plain = isinstance(head, nn.Linear) and head.bias is None and not is_spread(head.weight)
     return head if plain else None
 
 

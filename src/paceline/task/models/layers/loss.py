@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from paceline.spec.data.labels import IGNORED
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
 from paceline.task.models.layers.vocabulary import (
@@ -19,6 +20,9 @@ from paceline.task.models.layers.vocabulary import (
     spread_logits,
     spread_losses,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,10 @@ def cross_entropy_sum(
     """
     size = loss_chunk_tokens(head.shape[0], logits_elements)
     if isinstance(labels, LabelsByRow):
-        if isinstance(head, DTensor):
+        if is_spread(head):
             return _spread_by_row(hidden, head, labels, logits_elements), labels.counted()
         return _by_row(hidden.flatten(0, -2), head, labels, size), labels.counted()
-    if isinstance(head, DTensor):
+    if is_spread(head):
         return spread_cross_entropy_sum(hidden, head, labels, logits_elements)
     loss = _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, labels.flatten(), torch.is_grad_enabled(), size)
     return loss, (labels != IGNORED).sum()
@@ -100,7 +104,7 @@ def _spread_by_row(hidden: Tensor, head: DTensor, labels: LabelsByRow, logits_el
 
 def head_logits(hidden: Tensor, head: Tensor, seq: int) -> Tensor:
     """Return logits [rows, seq, vocab]; for a head spread over ranks a DTensor spread in the same way."""
-    return spread_logits(hidden, head, seq) if isinstance(head, DTensor) else F.linear(hidden, head)
+    return spread_logits(hidden, head, seq) if is_spread(head) else F.linear(hidden, head)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

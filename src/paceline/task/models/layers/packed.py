@@ -6,6 +6,7 @@ it (Dao 2023, arXiv:2307.08691): no score between two documents is computed, and
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -15,11 +16,6 @@ import torch
 from torch import Tensor
 
 from paceline.task.models.layers.documents import document_mask
-
-try:
-    from torch.nn.attention import varlen
-except ImportError:  # torch that has none
-    varlen = None  # type: ignore[assignment]
 
 LOWEST_CAPABILITY = (8, 0)  # of the devices that have the kernel
 DTYPES = (torch.bfloat16, torch.float16)
@@ -79,7 +75,7 @@ def document_starts(documents: Tensor) -> Tensor | None:
 def takes_packed(device: torch.device) -> bool:
     """Return whether a device has attention over documents of any length, and torch the way to it."""
     return (
-        device.type == "cuda" and KERNEL is not None and torch.cuda.get_device_capability(device) >= LOWEST_CAPABILITY
+        device.type == "cuda" and kernel() is not None and torch.cuda.get_device_capability(device) >= LOWEST_CAPABILITY
     )
 
 
@@ -88,10 +84,10 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -
 
     None where the kernel does not take these tensors: a mask then says the same.
     """
-    if not _takes(q):
+    attend = _kernel_for(q)
+    if attend is None:
         return None
-    assert KERNEL is not None
-    return over_documents(KERNEL, q, k, v, packed.starts, packed.starts, packed.longest)
+    return over_documents(attend, q, k, v, packed.starts, packed.starts, packed.longest)
 
 
 def packed_part_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedPart, first: int) -> Tensor | None:
@@ -100,17 +96,17 @@ def packed_part_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedPart, f
     No score between documents is computed, and no mask is made. Documents that end before `first` have keys and no
     query. How many there are does not depend on the rank, so the host waits for no number of the device's.
     """
-    if not _takes(q):
+    attend = _kernel_for(q)
+    if attend is None:
         return None
-    assert KERNEL is not None
     queries, keys = packed.starts_from(first, q.shape[2]), packed.starts_from(0, k.shape[2])
-    return over_documents(KERNEL, q, k, v, queries, keys, k.shape[2])
+    return over_documents(attend, q, k, v, queries, keys, k.shape[2])
 
 
-def _takes(q: Tensor) -> bool:
-    if KERNEL is None or q.device.type not in DEVICES or q.dtype not in DTYPES:
-        return False
-    return q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_WIDTH
+def _kernel_for(q: Tensor) -> PackedKernel | None:
+    """Return the kernel where it takes queries like these."""
+    takes = q.device.type in DEVICES and q.dtype in DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_WIDTH
+    return kernel() if takes else None
 
 
 def over_documents(
@@ -129,7 +125,7 @@ def as_mask(packed: PackedDocuments) -> Tensor:
 
 def kept_operator() -> object:
     """Return the operator whose output selective recompute keeps, None where torch has none."""
-    return None if KERNEL is None else torch.ops.torch_attn._varlen_attn.default
+    return None if kernel() is None else torch.ops.torch_attn._varlen_attn.default
 
 
 def _by_torch(
@@ -149,12 +145,18 @@ def _by_torch_of_whole_heads(
     return out
 
 
-def _kernel() -> PackedKernel | None:
+@functools.cache
+def kernel() -> PackedKernel | None:
+    """Return torch's attention over documents of any length, None where this torch has none.
+
+    It is imported when it is first wanted: torch's compiler comes with it, a second of a slow core.
+    """
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
     attention = getattr(varlen, "varlen_attn", None)
     takes = () if attention is None else inspect.signature(attention).parameters
     if "window_size" not in takes:
         return None
     return partial(_by_torch if "enable_gqa" in takes else _by_torch_of_whole_heads, attention)
-
-
-KERNEL = _kernel()

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from paceline.spec.data.labels import IGNORED
+from paceline.task.models.held import is_spread
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.collectives import SEQUENCE, gather, share
 from paceline.task.models.layers.gradients_ahead import kept_gradients, only_first, summed_loss
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 
 def local_weight(weight: Tensor) -> Tensor:
     """Return this rank's part of a weight as a plain tensor; the gradient goes back to the same part."""
-    return weight.to_local(grad_placements=weight.placements) if isinstance(weight, DTensor) else weight
+    return weight.to_local(grad_placements=weight.placements) if is_spread(weight) else weight
 
 
 def first_row(vocab: int, group: dist.ProcessGroup) -> int:
@@ -56,6 +59,8 @@ def spread_logits(hidden: Tensor, head: DTensor, seq: int) -> DTensor:
 
 def as_spread_logits(logits: Tensor, vocab: int, weight: DTensor) -> DTensor:
     """Return this rank's logits [..., rows of the vocabulary] as a part of a DTensor [..., vocab]."""
+    from torch.distributed.tensor import DTensor, Shard  # never without spread weights
+
     shape = torch.Size((*logits.shape[:-1], vocab))
     stride = torch.empty(shape, device="meta").stride()
     mesh, place = weight.device_mesh, [Shard(logits.dim() - 1)]
