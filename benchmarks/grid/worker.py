@@ -82,7 +82,9 @@ def measure(request_path: Path, result_path: Path) -> None:
     task = take_over(Path(request["spec"])).task
     base = resident("VmRSS")
     source, _ = open_sources(task.data, task.seed)
-    turns, peaks, early = [], [], []
+    turns: list[Turn] = []
+    peaks: list[float] = []  # of all steps
+    early: list[float] = []  # of the first two
     for plan in map(plan_from_dict, request["plans"]):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

@@ -41,7 +41,7 @@ TRY = (
 )
 
 
-class Standing(enum.Enum):
+class StandstillStage(enum.Enum):
     """How far the watch is: it looks, has asked for stacks, has them, or knows that what stands still is no wait."""
 
     LOOKS = enum.auto()
@@ -75,7 +75,7 @@ class Standstill:
         """`folder` is where ranks leave their stacks and errors; `threads` and `cpu` say what the system knows."""
         self._folder, self._ranks, self._process_of = folder, ranks, process_of
         self._threads, self._cpu = threads, cpu
-        self._looked, self._standing, self._is_told = -float("inf"), Standing.LOOKS, False
+        self._looked, self._standing, self._is_told = -float("inf"), StandstillStage.LOOKS, False
         self._cores: list[int] | None = None  # how often each main thread had been given one, where nothing moved
         self._still_seconds, self._cpu_before = 0.0, 0.0  # since then
         self._wanted = set[int]()  # the threads that wanted a core at the last look
@@ -90,16 +90,16 @@ class Standstill:
         if self._is_told or self._ranks < 2 or now - self._looked < LOOK_SECONDS:
             return None
         passed, self._looked = min(now - self._looked, LONGEST_LOOK_SECONDS), now
-        if self._standing is Standing.ASKED:
+        if self._standing is StandstillStage.ASKED:
             if all(now > before for now, before in zip(self._lengths(), self._before, strict=True)):
                 # To write them each rank has moved; and which threads wanted a core was not looked at since.
-                self._standing, self._cores, self._wanted = Standing.ANSWERED, None, set()
+                self._standing, self._cores, self._wanted = StandstillStage.ANSWERED, None, set()
         elif not self._stand_still(passed, ended):
-            self._standing = Standing.LOOKS
-        elif self._standing is Standing.LOOKS and self._still_seconds >= STILL_SECONDS:
+            self._standing = StandstillStage.LOOKS
+        elif self._standing is StandstillStage.LOOKS and self._still_seconds >= STILL_SECONDS:
             self._ask()
-        elif self._standing is Standing.ANSWERED and self._still_seconds >= SETTLED_SECONDS:
-            self._standing = Standing.EXCUSED
+        elif self._standing is StandstillStage.ANSWERED and self._still_seconds >= SETTLED_SECONDS:
+            self._standing = StandstillStage.EXCUSED
             return self._judged()
         return None
 
@@ -145,7 +145,7 @@ class Standstill:
         self._before = self._lengths()
         if STACK_SIGNAL is None or min(self._before) < 0:
             return
-        self._standing = Standing.ASKED
+        self._standing = StandstillStage.ASKED
         for process in map(self._process_of, range(self._ranks)):
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
