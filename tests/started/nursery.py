@@ -37,6 +37,7 @@ def main() -> None:
     listener.listen(64)
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever wanted the first command may have held signals back
     for number in (signal.SIGCHLD, signal.SIGINT):  # Ctrl-C is the test runner's
         signal.signal(number, lambda number, frame: None)
     subprocess.Popen = Nested  # type: ignore[misc]

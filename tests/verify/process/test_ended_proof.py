@@ -155,7 +155,8 @@ def test_ranks_of_a_proof_answer_with_their_stacks_and_are_watched(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(worker, "supervise_started", supervised)
     monkeypatch.setattr(worker, "fork", lambda work, environ: work())
+    monkeypatch.setattr(worker, "guarded", lambda work: work())  # it has signals end this process as a rank's
     monkeypatch.setattr(worker, "_compare_all", compared)
     row = worker.Row(tmp_path, Plan(Layout(dp_shard=2), batch_samples=8, micro_batch=4), "steps", False, 1)
-    assert worker._in_forks({0: row}, worker.ReadOnce(), tmp_path / "results") == Outcome(0)
+    assert worker._in_forks({0: row}, worker.ReadOnce(), tmp_path / "results", True) == Outcome(0)
     assert seen == [(2, True), True]
