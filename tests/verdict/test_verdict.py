@@ -186,6 +186,9 @@ def test_who_waits_for_a_slower_rank_does_not_wait_for_the_network() -> None:
 def test_a_busy_machine_is_no_slow_network() -> None:
     busy = judge(cpu(data=(0, 0), waiting=(0.4, 0.5), queued=(0.3, 0.4), queued_here=(0.2, 0.3), other=(0, 0)))
     assert busy.kind == "host" and parts_of(busy)["communication"] == 0.0
+    others = judge(cpu(data=(0, 0), waiting=(0.6, 0.7), queued=(0.5, 0.6), queued_here=(0.0, 0.05), other=(0, 0)))
+    assert others.kind == "host" and not others.healthy, "what is taken off a wait is no computing"
+    assert parts_of(others) | {"compute": 0.4, "host": 0.6} == parts_of(others)
 
 
 def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:

@@ -9,6 +9,11 @@ from paceline.verdict.steps_seen import StepsSeen
 KIND = "communication"
 
 
+def held_up_seconds(seen: StepsSeen) -> float:
+    """Return how much of every rank's wait may be for threads that had work and no core: that is the host's part."""
+    return min(seen.least("waiting"), seen.most("queued"))
+
+
 def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None:
     """Return the part of a step in which every rank waits for the others' bytes; None of a single rank.
 
@@ -20,7 +25,7 @@ def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None
     if seen.ranks < 2:
         return None
     if seen.knows("waiting"):
-        waits, held_up = seen.least("waiting"), seen.most("queued")
+        waits, held_up = seen.least("waiting"), held_up_seconds(seen)
         waited = max(0.0, waits - held_up - bubble)
         of = f"of a step of {format_seconds(seen.step_seconds)}"
         evidence = [f"every rank waits at least {format_seconds(waits)} {of} in collectives"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.units import format_seconds
 from paceline.verdict.bound_part import BoundPart, share_of
+from paceline.verdict.communication import held_up_seconds
 from paceline.verdict.steps_seen import StepsSeen
 
 KIND = "host"
@@ -18,7 +19,8 @@ def host_part(seen: StepsSeen) -> BoundPart:
 def _alone(seen: StepsSeen) -> BoundPart:
     """Return the host's part where the host itself computes.
 
-    That is what the thread that trains waits for a core, and what lies beside a step.
+    That is what the thread that trains waits for a core, or what it waits for threads of its peers and its own that have
+    none, whichever is longer; and what lies beside a step.
     """
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
     # Scoring candidates, and measuring the noise scale, are passes: computing that lies beside the step's own.
@@ -27,6 +29,9 @@ def _alone(seen: StepsSeen) -> BoundPart:
     evidence = []
     if seen.knows("queued_here"):
         evidence.append(f"the thread that trains had work and no core for {format_seconds(queued)} of a step")
+    if (held_up := held_up_seconds(seen)) > queued:
+        evidence = [f"ranks wait up to {format_seconds(held_up)} of a step for threads that had work and no core"]
+        queued = held_up
     evidence.append(f"{format_seconds(other)} of a step are the loop's own, beside data and passes")
     if seen.knows("between"):
         evidence.append(f"{format_seconds(between)} lie between two steps: callbacks, records, and the loop's body")
