@@ -95,11 +95,11 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
     if type(local) is not torch.Tensor:  # which may lie in several places
         return local, _places(tensor)
     of_layout = tuple(tensor.shape), tensor.placements, tuple(tensor.device_mesh.shape), tuple(coordinate)
-    if of_layout not in _PLACES:
+    if (places := _PLACES.get(of_layout)) is None:
         if len(_PLACES) >= MOST_PLACES:
             _PLACES.clear()
-        _PLACES[of_layout] = _places(tensor)
-    return local, [*_PLACES[of_layout]]
+        places = _PLACES[of_layout] = _places(tensor)
+    return local, [*places]
 
 
 def _places(tensor: DTensor) -> list[Box]:

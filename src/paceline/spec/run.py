@@ -71,7 +71,7 @@ class RunSpec(Declared, table="run"):
     )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
     replay: bool = option(
-        True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
+        True, "hold the first two steps after a resume against the journal's records, and stop where one is another"
     )
     accept_data: str = option(
         "", "the fingerprint of changed data with which a run may go on; the error that stops it names it"

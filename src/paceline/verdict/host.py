@@ -19,8 +19,8 @@ def host_part(seen: StepsSeen) -> BoundPart:
 def _alone(seen: StepsSeen) -> BoundPart:
     """Return the host's part where the host itself computes.
 
-    That is what the thread that trains waits for a core, or what it waits for threads of its peers and its own that have
-    none, whichever is longer; and what lies beside a step.
+    That is for how long the thread that trains has no core, or waits for other threads that have none, whichever is
+    longer; and what lies beside a step.
     """
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
     # Scoring candidates, and measuring the noise scale, are passes: computing that lies beside the step's own.

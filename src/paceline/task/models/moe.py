@@ -7,6 +7,7 @@ Hugging Face's MixtralForCausalLM (transformers 5), the shared experts' those of
 
 from __future__ import annotations
 
+import types
 from typing import NamedTuple, Protocol
 
 import torch
@@ -164,7 +165,8 @@ def leave_experts_out(part: nn.Module) -> None:
     """
     for module in part.modules():
         if isinstance(module, MoE):
-            module._through_experts = torch.compiler.disable(module._through_experts)  # type: ignore[method-assign]
+            alone = torch.compiler.disable(type(module)._through_experts)  # bound anew, so that a copy has its own
+            module._through_experts = types.MethodType(alone, module)  # type: ignore[method-assign]
 
 
 class RoutedLayer(DecoderLayer):

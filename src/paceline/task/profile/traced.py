@@ -38,7 +38,7 @@ from paceline.task.profile.closed import (
     stray_axes,
 )
 from paceline.task.profile.operators.draws import of_no_sample, with_one_more
-from paceline.task.profile.operators.for_real import MOST_BYTES
+from paceline.task.profile.operators.for_real import MOST_BYTES, is_short
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
 from paceline.task.touched_weights import touched_axes
@@ -234,7 +234,8 @@ def _trace(
 
     errors: list[Exception] = []
     needed = REAL_COPIES * own_bytes(model)
-    small: list[dict[str, str | None]] = [{"where": "small"}] if needed <= REAL_COPIES * MOST_BYTES else []
+    is_small = needed <= REAL_COPIES * MOST_BYTES and is_short(batch)
+    small: list[dict[str, str | None]] = [{"where": "small"}] if is_small else []
     ways: tuple[dict[str, str | None], ...] = (*small, {"where": "fake"}, {"where": "fake", "compute": None})
     for how in ways:  # the last since FFT and complex views know no bf16
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 FLOOR = 1e-4
-REACH = 0.1  # of what a loss would change by with weights of twice their size, that a loss counts as at least
+REACH = 0.01  # of what a loss would change by with weights of twice their size, that a loss counts as at least
 
 # quantity -> dtype -> largest relative difference allowed; in order of cause, which is the order of the report.
 TOLERANCES = {

@@ -103,8 +103,9 @@ class HeldLoop:
             return losses + found
         after = {name: weight for name, weight in self._weights.items() if name in self._start}
         weights = tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
-        if self._is_right([*losses, *weights]) and not self._is_right(found) and layout.dp_shard == 1:
-            # Those who share out an update reduce gradients in it, as a sum or as a mean.
+        apart = any(not each.copies_agree for each in beyond_tolerance(found, self._plan.precision))
+        if apart and layout.dp_shard == 1 and self._is_right([*losses, *weights]):
+            # Those who share out an update reduce gradients in it, as a sum or as a mean: until then each has its own.
             summed = self._summed(gradients, expected.gradients)
             for divisor in (world.size, 1):
                 reduced = {name: gradient / divisor for name, gradient in summed.items()}

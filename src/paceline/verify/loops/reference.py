@@ -246,7 +246,7 @@ def _with_closure_or_without(step: Callable[..., object], given: Closure) -> Non
     """Make an update; one of those that look at the loss once more says so by an error, before it does anything."""
     try:
         step()
-    except Exception:  # whatever an optimizer says to a closure that is not there
+    except (TypeError, AssertionError, RuntimeError, ValueError):  # what optimizers say to a closure that is not there
         step(given)
 
 

@@ -232,7 +232,8 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, unt
                 result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
                 _tell(result_path, job, result=dataclasses.asdict(result))
-            if until_failed and not result.equal and (unequal is None or row.number < unequal.number):
+            # The first rank's word: what each computes by itself, as the whole batch, may differ between ranks.
+            if until_failed and not world.share(result.equal) and (unequal is None or row.number < unequal.number):
                 unequal = row
     world.wait()
 

@@ -17,11 +17,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 MOST_BYTES = 64 << 20  # of a copy with values, in fp32
+MOST_PAIRS = 1 << 24  # of places in samples, over all rows: scores of 2 rows of 2,896 tokens, for one head
 MOST_SECONDS = 0.5  # of the processor, for each pass
 FILLING = 0.01  # of weights that have no values yet
 _SHOWS = frozenset({Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__int__,
                     Tensor.__float__, Tensor.__index__, Tensor.__contains__, Tensor.data_ptr})  # fmt: skip
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def is_short(batch: object) -> bool:
+    """Return whether there is room for what grows with the square of a sample's length, such as scores of attention."""
+    shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    return all(shape[0] * max(shape[1:], default=1) ** 2 <= MOST_PAIRS for shape in shapes)
 
 
 class LooksAtValues(Exception):
