@@ -88,10 +88,11 @@ def test_rows_that_see_each_other_where_it_hardly_shows_are_told(loop: tuple[Any
     ("given", "says"),
     [
         ((updating_loops.reduced_by_the_optimizer, 0), "it is not reduced over the ranks"),
+        ((updating_loops.divided_twice,), "once too often"),
         ((updating_loops.clipped_by_value, "unsaid"), "clipped by value at 0.01"),
         ((updating_loops.clipped_by_value, "by parameter"), "times a number of its own below one"),
     ],
-    ids=["reduced by nobody", "clipped by value", "clipped by parameter"],
+    ids=["reduced by nobody", "divided twice", "clipped by value", "clipped by parameter"],
 )
 def test_an_update_that_one_device_lacks_is_told_with_the_way_to_say_it(given: tuple[Any, ...], says: str) -> None:
     for result in run_kept(given[0], 2, *given[1:]):

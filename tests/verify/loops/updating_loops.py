@@ -52,6 +52,25 @@ def reduced_by_the_optimizer(divisor: int) -> LoopProof:
     return proven(step, model, optimizer=lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9))
 
 
+def divided_twice() -> LoopProof:
+    """A mean over ranks that is made twice: an update of signs is the same, and a clipping would not be."""
+    model = network()
+    signs = {"lr": 0.01, "eps": 1e-30}
+    optimizer = torch.optim.Adam(model.parameters(), **signs)
+
+    def step(batch: Any) -> Tensor:
+        model.zero_grad()
+        loss, count = classified(model, batch)
+        items = summed(count)
+        loss.backward()
+        for p in model.parameters():
+            p.grad = summed(p.grad) / items / dist.get_world_size()
+        optimizer.step()
+        return summed(loss) / items
+
+    return proven(step, model, optimizer=lambda own: torch.optim.Adam(own, **signs))
+
+
 def clipped_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return Adam that clips by value before each update."""
     optimizer = adam(parameters)
