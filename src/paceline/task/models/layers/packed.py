@@ -125,7 +125,11 @@ def as_mask(packed: PackedDocuments) -> Tensor:
 
 def kept_operator() -> object:
     """Return the operator whose output selective recompute keeps, None where torch has none."""
-    return None if kernel() is None else torch.ops.torch_attn._varlen_attn.default
+    if kernel() is None:
+        return None
+    from torch.nn.attention import varlen  # noqa: F401 (it makes the operator known)
+
+    return torch.ops.torch_attn._varlen_attn.default
 
 
 def _by_torch(
