@@ -216,7 +216,7 @@ def test_stdout_is_kept_for_json() -> None:
 def test_the_short_options_of_train(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     start = ModuleType("paceline.session.start")
-    start.train = lambda spec: seen.append(spec) or 6  # type: ignore[attr-defined,func-returns-value]
+    start.train = lambda spec, standby: seen.append(spec) or 6  # type: ignore[attr-defined,func-returns-value]
     monkeypatch.setitem(sys.modules, "paceline.session.start", start)
     assert (
         main(["train", "--steps", "5", "--run-dir", "a b", "--no-verify", "--record-samples", "--set", "task.seed=1"])

@@ -21,6 +21,7 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.spec.steps import counts
 from paceline.spec.steps.update import ScheduleSpec
 from paceline.supervise.told.brief import Brief
 from paceline.task.optimizer.schedule import Course, learning_rate
@@ -74,7 +75,7 @@ def test_the_rate_goes_on_and_the_checkpoint_says_what_it_depends_on(tmp_path: P
 def test_a_schedule_that_changes_with_the_same_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tmp_path, stop=3)
     # As where the steps of a warm-up were counted for another number of devices.
-    monkeypatch.setattr(Training, "_steps", lambda self, amount: 4 if amount == Amount(2, "steps") else None)
+    monkeypatch.setattr(counts, "in_steps", lambda amount, *_: 4 if amount == Amount(2, "steps") else None)
     with pytest.raises(VerificationFailed, match="learning rate of step 4 is") as raised:
         start(tmp_path, stop=6)
     assert "its warmup was 2 and is 4" in raised.value.because and raised.value.exit_code == 4

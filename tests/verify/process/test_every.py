@@ -193,7 +193,7 @@ def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
     verb = Warm(command, env=environment(PYTHONPATH=path, PIDS=str(tmp_path)), stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or verb.poll() is not None)
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or verb.poll() is not None, timeout=300)
         ranks = [int(path.name.partition("-")[2]) for path in tmp_path.glob("pid-*")]
         assert len(ranks) == 2, verb.poll()
     finally:
