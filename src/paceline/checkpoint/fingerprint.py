@@ -38,7 +38,7 @@ FIRST_VALUES = 64
 MOST_PLACES = 4096
 
 # Where parts lie, by what decides that alone: shape, placements, the mesh's shape and this rank's place in it. torch
-# works it out in 0.1 ms, a save and a load ask several times for each tensor, and many tensors are alike.
+# works it out anew whenever it is asked, a save and a load ask for each tensor, and many tensors are alike.
 _PLACES: dict[tuple[Any, ...], list[Box]] = {}
 PartSums = dict[str, dict[Box, int]]
 WordArray = npt.NDArray[Any]

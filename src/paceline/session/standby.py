@@ -82,7 +82,7 @@ def prepare(kind: str) -> str:
         import paceline.verify.process.worker  # noqa: F401
 
     # Or every rank's collections would go through, and so copy, all that this process holds. It is not looked through
-    # here either: that takes a third of a second, for which ranks would wait, and finds next to nothing.
+    # here either: ranks would wait for that, and it finds next to nothing.
     gc.freeze()
     gc.enable()
     tasks = Path("/proc/self/task")

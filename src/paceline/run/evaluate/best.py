@@ -102,7 +102,7 @@ def judged_so_far(
     far instead, since a long run's journal is not read while all wait.
     """
     values, stopped = dict[int, float](), False
-    if world.is_first and step:
+    if world.is_first and (step or known):  # an evaluation may come before the first step
         judge, may_have_stopped = known or (None, True)
         if judge is None:
             values = values_on_record(run_dir, spec.judged, step)

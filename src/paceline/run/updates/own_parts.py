@@ -1,8 +1,8 @@
 """The update of sharded weights, made of the parts that this rank holds: plain tensors, in torch's own kernel.
 
 An update of AdamW, Adam or SGD changes each element by its own history, so a rank needs nothing of the others. torch's
-kernel would take the sharded tensors too, and works out first how each of them lies on its mesh: 0.11 s of CPU in the
-first step of every world, and some of it again in each step.
+kernel would take the sharded tensors too, and works out first how each of them lies on its mesh: all of it in the first
+step of every world, and some of it again in each step.
 """
 
 from __future__ import annotations

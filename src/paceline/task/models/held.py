@@ -1,8 +1,8 @@
 """What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers.
 
 Whether a tensor or a module is spread is told without torch's library for that: importing `torch.distributed.tensor`
-and `torch.distributed.fsdp` brings sympy and the compiler's symbols with it, the better part of a second of a slow core
-and 40 MB. Who has such a tensor has imported them; a run on one device, or of plain copies, needs neither.
+and `torch.distributed.fsdp` brings sympy and the compiler's symbols with it. Who has such a tensor has imported them; a
+run on one device, or of plain copies, needs neither.
 """
 
 from __future__ import annotations

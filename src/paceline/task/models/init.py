@@ -29,7 +29,7 @@ PartMaker = Callable[[Corner, Corner], Tensor]  # (offsets, sizes) of a part of 
 class DrawsNothing(TorchFunctionMode):
     """Leaves weights on "meta" as `torch.nn.init` finds them: there they have no values.
 
-    torch would take its reference functions for that, with which its compiler comes: a second of a slow core.
+    torch would take its reference functions for that, with which its compiler comes.
     """
 
     def __torch_function__(

@@ -1,8 +1,8 @@
 """Optimizers of torch that import no compiler, since nothing here compiles an update.
 
-torch imports `torch._dynamo` as an optimizer is made, and again in its first step, so that both may be compiled: more
-than a second of a slow core, sympy and 60 MB, in every rank. What torch wraps for that stays within reach below its
-wrapper (`functools.wraps` leaves it as `__wrapped__`). A subclass that calls it makes the same update.
+torch imports `torch._dynamo`, and sympy with it, as an optimizer is made, and again in its first step, so that both may
+be compiled. What torch wraps for that stays within reach below its wrapper (`functools.wraps` leaves it as
+`__wrapped__`). A subclass that calls it makes the same update.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _by_torch_of_whole_heads(
 def kernel() -> PackedKernel | None:
     """Return torch's attention over documents of any length, None where this torch has none.
 
-    It is imported when it is first wanted: torch's compiler comes with it, a second of a slow core.
+    It is imported when it is first wanted: torch's compiler comes with it.
     """
     try:
         from torch.nn.attention import varlen

@@ -1,8 +1,8 @@
 """A small program followed for real, where it never looks at values: the operators that fake tensors would show.
 
-`FakeTensorMode` imports torch's compiler and sympy, a second and more of a slow core, and takes longer over each
-operator than a small program's own kernels do. A CPU chooses the same operators for tensors with values. What would end
-a pass on fake tensors ends one here (`LooksAtValues`): whoever asks for values may go another way by them.
+`FakeTensorMode` imports torch's compiler and sympy, which a small program's own kernels do not. A CPU chooses the same
+operators for tensors with values. What would end a pass on fake tensors ends one here (`LooksAtValues`): whoever asks
+for values may go another way by them.
 """
 
 from __future__ import annotations
