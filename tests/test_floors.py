@@ -14,6 +14,7 @@ import graphlib
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -434,6 +435,16 @@ def test_what_the_type_checker_does_not_look_at_becomes_less(pattern: str) -> No
     texts = [path.read_text(encoding="utf-8") for path in SOURCES.values()]
     found = sum(len(re.findall(pattern, text)) for text in texts)
     assert 1000 * found / sum(len(text.splitlines()) for text in texts) <= MOST_ANY[pattern]
+
+
+def test_types_are_checked_where_what_only_benchmarks_need_is_not_installed() -> None:
+    """CI installs the extras of the tests: an import that only `bench` brings is one that mypy may miss."""
+    settings = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = settings["project"]["optional-dependencies"]
+    names = {extra: {re.split(r"[>=\[]", line)[0] for line in lines} for extra, lines in extras.items()}
+    lone = names["bench"] - names["test"]
+    missed = {name for entry in settings["tool"]["mypy"]["overrides"] for name in entry["module"]}
+    assert {name for name in lone if f"{name}.*" not in missed} == set()
 
 
 # Functions of the package that tests alone call: what a test holds the others against, or has in place of processes.
