@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from shared.listed import write_lists
 
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
@@ -29,7 +30,8 @@ from paceline.checkpoint.manifest import (
     encode_list,
     encode_manifest,
     files_of,
-    list_name,
+    list_counts,
+    lists_in_a_list,
     part_name,
     ranks_in_a_list,
     read_manifest,
@@ -236,7 +238,7 @@ def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choice
             listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content, flushes)
         listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds), flushes)
         found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
-        lists = lists_of(found, folder, listed, ranks, flushes)
+        lists_of(found, folder, listed, ranks, flushes)
         manifest = Manifest(1, 1, "", ranks, listed, {})
         encoded = timed(found, "the manifest of a save", "rank 0", lambda: encode_manifest(manifest))
         found["the manifest", "rank 0", "kB"] = len(encoded) / 1e3
@@ -251,36 +253,29 @@ def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choice
 
     wanted = {part.name: [part.box] for part in of_ranks[last]}
     read, index = timed(found, "manifest, lists and index for a load", "a rank", load)
-    opened = len(encoded) + lists * getattr(read.files, "lists_read", 0)
+    opened = len(encoded) + getattr(read.files, "bytes_read", 0)
     found["of manifest and lists, what a load reads", "a rank", "kB"] = opened / 1e3
     found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
 
 
-def lists_of(found: Costs, folder: Path, listed: dict[str, FileEntry], ranks: int, flushes: Flushes) -> float:
-    """Write the lists of files, which take the place of these in `listed`; note what they take, return their length.
+def lists_of(found: Costs, folder: Path, listed: dict[str, FileEntry], ranks: int, flushes: Flushes) -> None:
+    """Write the lists of files, which take the place of these in `listed`; note what they take.
 
     What the first rank of a list and rank 0 hear of files is carried as real ranks carry it.
     """
-    of_a_list = ranks_in_a_list(ranks)
-    row = bytes(len(files_of(0, ranks)) * FILE_ROW.size)
-    most = of_a_list or ranks
-    within = carry([bring(row, place, most, 0) for place in range(most)])[1]
-    counts = -(-ranks // of_a_list) if of_a_list else 1
-    among = carry([bring(bytes(LIST_ROW.size), place, counts, 0) for place in range(counts)])[1]
-    found["lengths and digests of files", "the rank that hears most", "kB"] = (max(within) + max(among)) / 1e3
-    if not of_a_list:
-        for unit in ("ms of CPU", "kB"):
-            found["a list of files", "the first rank of a list", unit] = 0.0
-        return 0.0
-    for number in range(counts):
-        its_ranks = range(number * of_a_list, min((number + 1) * of_a_list, ranks))
-        names = [name for rank in its_ranks for name in files_of(rank, ranks) if name in listed]
-        its_files = {name: listed.pop(name) for name in names}
-        content = encode_list(its_files)
-        listed[list_name(number)] = write_file(folder / list_name(number), content, flushes)
-    timed(found, "a list of files", "the first rank of a list", lambda: encode_list(its_files))
-    found["a list of files", "the first rank of a list", "kB"] = len(content) / 1e3
-    return float(len(content))
+    of_a_list, of_lists = ranks_in_a_list(ranks), lists_in_a_list(ranks)
+    within = heard(len(files_of(0, ranks)) * FILE_ROW.size, of_a_list or ranks)
+    counts = list_counts(ranks, of_a_list, of_lists) if of_a_list else ()
+    among = [heard(LIST_ROW.size, min(count, of_lists or count)) for count in counts]
+    found["lengths and digests of files", "the rank that hears most", "kB"] = (within + sum(among)) / 1e3
+    first = {name: listed[name] for rank in range(of_a_list) for name in files_of(rank, ranks) if name in listed}
+    timed(found, "a list of files", "the first rank of a list", lambda: encode_list(first) if first else b"")
+    found["a list of files", "the first rank of a list", "kB"] = write_lists(folder, listed, ranks, flushes) / 1e3
+
+
+def heard(length: int, ranks: int) -> int:
+    """Return the bytes that the first of so many ranks hears of their rows of one length."""
+    return max(carry([bring(bytes(length), place, ranks, 0) for place in range(ranks)])[1])
 
 
 def chunks_of(parts: Sequence[Part], choice: WriterChoice, ranks: int) -> dict[str, list[Chunk]]:

@@ -19,6 +19,7 @@ from checkpoint_samples import (
     write_listed,
 )
 from distributed import run_ranks
+from listed import write_lists
 
 from paceline.checkpoint import (
     IndexReader,
@@ -39,12 +40,9 @@ from paceline.checkpoint.manifest import (
     TABLE_NAME,
     FileEntry,
     ListedFiles,
-    encode_list,
     encode_manifest,
-    files_of,
     list_name,
     part_name,
-    ranks_in_a_list,
     shard_name,
 )
 from paceline.checkpoint.shards import Chunk, write_file
@@ -84,12 +82,7 @@ def write_index(folder: Path, of_ranks: list[list[Part]]) -> Manifest:
             }
             files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks), flushes)
         files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)), flushes)
-        of_a_list = ranks_in_a_list(ranks)
-        for number in range(-(-ranks // of_a_list) if of_a_list else 0):
-            its_ranks = range(number * of_a_list, min((number + 1) * of_a_list, ranks))
-            names = [name for rank in its_ranks for name in files_of(rank, ranks) if name in files]
-            content = encode_list({name: files.pop(name) for name in names})
-            files[list_name(number)] = write_file(folder / list_name(number), content, flushes)
+        write_lists(folder, files, ranks, flushes)
         write_file(folder / MANIFEST_NAME, encode_manifest(Manifest(1, 1, "", ranks, files, {})), flushes)
     return read_manifest(folder)
 
@@ -146,11 +139,38 @@ def test_a_rank_reads_the_lists_that_it_needs_and_all_shares_are_all_files(tmp_p
     shared: dict = {}
     for rank in range(16):
         manifest = read_manifest(tmp_path / "x")
-        assert isinstance(manifest.files, ListedFiles) and manifest.files.lists_read == 0
+        assert isinstance(manifest.files, ListedFiles) and manifest.files.bytes_read == 0
         shared |= manifest.share(rank, 16)
-        assert manifest.files.lists_read == 2  # of 32
+        its_lists = [manifest.files[list_name(number)].bytes for number in (2 * rank, 2 * rank + 1)]
+        assert manifest.files.bytes_read == sum(its_lists), "of 32 lists"
     assert shared == dict(read_manifest(tmp_path / "x").files)
     assert len(shared) == 2 * 1024 + 32 + 1
+
+
+def test_what_a_rank_reads_of_lists_grows_with_the_logarithm_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest, lists of lists, and a list: of 16 times as many ranks one more is read."""
+    read = {}
+    for ranks, most in ((1024, 32), (16_384, 32), (4096, 64)):
+        folder, entry = tmp_path / str(ranks), FileEntry(10**6, "0" * 64)
+        folder.mkdir()
+        files = {name: entry for rank in range(ranks) for name in (shard_name(rank, ranks), part_name(rank, ranks))}
+        with Flushes() as flushes, monkeypatch.context() as patch:
+            patch.setattr(manifest_module, "MOST_IN_A_LIST", most)  # 64 of 64, as earlier releases wrote
+            write_lists(folder, files, ranks, flushes)
+            files[TABLE_NAME] = write_file(folder / TABLE_NAME, b"{}", flushes)
+            write_file(folder / MANIFEST_NAME, encode_manifest(Manifest(1, 1, "", ranks, files, {})), flushes)
+        document = json.loads((folder / MANIFEST_NAME).read_text())
+        assert document["version"] == (6 if ranks == 16_384 else 3)
+        manifest = read_manifest(folder)
+        assert isinstance(manifest.files, ListedFiles)
+        assert manifest.files[part_name(ranks - 1, ranks)] == entry
+        assert len(manifest.files) == 2 * ranks + 1 + len(list(manifest.lists())), "every list is a file too"
+        found = read_manifest(folder)
+        assert isinstance(found.files, ListedFiles) and found.share(ranks - 1, ranks)
+        read[ranks] = (folder / MANIFEST_NAME).stat().st_size + found.files.bytes_read
+    assert read[16_384] < read[1024] + 32 * 130, "a list of 32 lists"
 
 
 def save_in_lists(root: str) -> None:

@@ -13,13 +13,17 @@ checkpoints of a folder in the order of their publication: a run that went back 
 newest checkpoint is the one with the highest sequence, not the highest step. Which tensors the files hold is told by
 the index (index.py). Version 1 had the whole index in `tensors.json`; it is still read.
 
-Above INLINE_RANKS ranks that saved, files are listed in `files-00000.json` and so on, each for about as many ranks as
-there are lists: a rank that loads reads the list or two that it needs, and nothing of the size of the world. That is
-version 3. Its manifest lists the table and the lists alone, and says `"ranks_in_a_list": 128`.
+Above INLINE_RANKS ranks that saved, files are listed in `files-00000.json` and so on, each for at most MOST_IN_A_LIST
+ranks: a rank that loads reads the list or two that it needs, and nothing of the size of the world. That is version 3.
+Its manifest lists the table and the lists alone, and says `"ranks_in_a_list": 32`.
+
+Where there are more than MOST_IN_A_LIST such lists, lists of lists have them, `lists-1-00000.json` and so on, and the
+manifest has the uppermost ones alone: of 16,384 ranks 16, each of 32 lists of 32 ranks. That is version 6; its manifest
+says `"lists_in_a_list": 32` as well.
 
 A long file's digest is that of its pieces' digests (files/pieces.py); its entry then says `"piece_bytes": 4194304`, and
 `"piece_digest": "blake3"` where those are of BLAKE3. A checkpoint with such a file is of version 4, with lists or
-without, and of version 5 with BLAKE3.
+without, and of version 5 with BLAKE3; version 6 may have either.
 
 What is read is never trusted: anything wrong is a StorageError.
 """
@@ -45,12 +49,14 @@ VERSION = 2
 VERSION_OF_LISTS = 3
 VERSION_OF_PIECES = 4
 VERSION_OF_BLAKE3 = 5
-READABLE = (1, VERSION, VERSION_OF_LISTS, VERSION_OF_PIECES, VERSION_OF_BLAKE3)
+VERSION_OF_LISTS_OF_LISTS = 6
+READABLE = (1, VERSION, VERSION_OF_LISTS, VERSION_OF_PIECES, VERSION_OF_BLAKE3, VERSION_OF_LISTS_OF_LISTS)
 PIECES = range(2**8, 2**30 + 1)  # the lengths of pieces that are read
 INLINE_RANKS = 64  # of a world whose files the manifest itself lists
+MOST_IN_A_LIST = 32  # ranks whose files are in one list, and lists in a list of lists
 
 _FILE_NAME = re.compile(r"shard-([0-9]{5,})-of-([0-9]{5,})(\.(safetensors|json)|-unchanged\.safetensors)")
-_LIST_NAME = re.compile(r"files-[0-9]{5,}\.json")
+_LIST_NAME = re.compile(r"(?:files|lists-([1-9]))-([0-9]{5,})\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -83,10 +89,9 @@ class Manifest:
         """Return the length of all files but the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """Return the names of the files that list others."""
-        return tuple(self.files.own_lists) if isinstance(self.files, ListedFiles) else ()
+    def lists(self) -> Iterator[str]:
+        """Yield the names of the files that list others; one that lists others of them comes before these."""
+        return self.files.lists() if isinstance(self.files, ListedFiles) else iter(())
 
     def share(self, rank: int, size: int) -> dict[str, FileEntry]:
         """Return the files that one of `size` ranks checks for all: about as many each, all of them together."""
@@ -112,56 +117,77 @@ class ListedFiles(Mapping[str, FileEntry]):
     `own` are those that the manifest has itself. Raises StorageError where a list is not as it was written.
     """
 
-    def __init__(self, path: Path, own: Mapping[str, FileEntry], ranks_in_a_list: int, world_size: int) -> None:
+    def __init__(self, path: Path, own: Mapping[str, FileEntry], world_size: int, ranks: int, lists: int = 0) -> None:
+        """`ranks` have their files in one list; `lists` are in a list of lists, 0 where the manifest has them all."""
         self.path, self.own, self.world_size = path, own, world_size
-        self.own_lists = sorted(name for name in own if _LIST_NAME.fullmatch(name))
-        self._ranks, self._read = ranks_in_a_list, dict[int, dict[str, FileEntry]]()
+        self._ranks, self._lists, self._counts = ranks, lists, list_counts(world_size, ranks, lists)
+        self._read: dict[tuple[int, int], dict[str, FileEntry]] = {}
 
     def __getitem__(self, name: str) -> FileEntry:
-        match = _FILE_NAME.fullmatch(name)
-        return self.own[name] if match is None else self._list(int(match[1]) // self._ranks)[name]
+        if match := _FILE_NAME.fullmatch(name):
+            return self._list(0, int(match[1]) // self._ranks)[name]
+        match = _LIST_NAME.fullmatch(name)
+        if match is None or name in self.own or not self._lists:
+            return self.own[name]
+        return self._list(int(match[1] or 0) + 1, int(match[2]) // self._lists)[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self.own
-        for number in range(self._count):
-            yield from self._list(number)
+        for level in reversed(range(len(self._counts))):
+            yield from self._in_lists(level)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     @property
-    def lists_read(self) -> int:
-        """How many lists have been read."""
-        return len(self._read)
+    def bytes_read(self) -> int:
+        """The length of the lists that have been read."""
+        return sum(self[list_name(number, level)].bytes for level, number in [*self._read])
 
-    @property
-    def _count(self) -> int:
-        return -(-self.world_size // self._ranks)
+    def lists(self) -> Iterator[str]:
+        """Yield the names of all lists. One of lists is read once all of those beside it have been yielded."""
+        yield from sorted(name for name in self.own if _LIST_NAME.fullmatch(name))
+        for level in reversed(range(1, len(self._counts))):
+            yield from self._in_lists(level)
 
-    def _list(self, number: int) -> dict[str, FileEntry]:
-        if number not in self._read and 0 <= number < self._count:
-            name = list_name(number)
+    def _in_lists(self, level: int) -> Iterator[str]:
+        for number in range(self._counts[level]):
+            yield from self._list(level, number)
+
+    def _list(self, level: int, number: int) -> dict[str, FileEntry]:
+        at = level, number
+        if at not in self._read and level < len(self._counts) and number < self._counts[level]:
+            name = list_name(number, level)
             with refusal(self.path, name):
-                self._read[number] = self._checked(name, number)
-        return self._read.get(number, {})
+                self._read[at] = self._checked(name, level, number)
+        return self._read.get(at, {})
 
-    def _checked(self, name: str, number: int) -> dict[str, FileEntry]:
-        if name not in self.own:
-            raise Refused("the manifest does not list it")
+    def _checked(self, name: str, level: int, number: int) -> dict[str, FileEntry]:
+        above = self.own if level + 1 == len(self._counts) else self._list(level + 1, number // self._lists)
+        if name not in above:
+            raise Refused("no list above it has it, nor has the manifest")
         read = content(self.path / name)
-        if hashlib.sha256(read).hexdigest() != self.own[name].sha256:
-            raise Refused("its sha256 is not the manifest's, so its content changed after it was written")
+        if hashlib.sha256(read).hexdigest() != above[name].sha256:
+            raise Refused("its sha256 is not the one told of it, so its content changed after it was written")
         files = {file: _file(file, entry) for file, entry in table(json.loads(read)).items()}
         for file in files:
-            match = _FILE_NAME.fullmatch(file)
-            if match is None or int(match[2]) != self.world_size or int(match[1]) // self._ranks != number:
-                raise Refused(f"{file!r} is not of its ranks")
+            if not (self._is_of_list(file, level, number) if level else self._is_of_ranks(file, number)):
+                raise Refused(f"{file!r} is not of its {'lists' if level else 'ranks'}")
         return files
 
+    def _is_of_ranks(self, file: str, number: int) -> bool:
+        match = _FILE_NAME.fullmatch(file)
+        return match is not None and int(match[2]) == self.world_size and int(match[1]) // self._ranks == number
 
-def list_name(number: int) -> str:
-    """Return the name of a list of files."""
-    return f"files-{number:05d}.json"
+    def _is_of_list(self, file: str, level: int, number: int) -> bool:
+        below = range(number * self._lists, min((number + 1) * self._lists, self._counts[level - 1]))
+        match = _LIST_NAME.fullmatch(file)
+        return match is not None and int(match[2]) in below and file == list_name(int(match[2]), level - 1)
+
+
+def list_name(number: int, level: int = 0) -> str:
+    """Return the name of a list of ranks' files (level 0), or of lists of the level below."""
+    return f"lists-{level}-{number:05d}.json" if level else f"files-{number:05d}.json"
 
 
 def files_of(rank: int, world_size: int) -> tuple[str, str, str]:
@@ -185,8 +211,25 @@ def part_name(rank: int, world_size: int) -> str:
 
 
 def ranks_in_a_list(world_size: int) -> int:
-    """Return how many ranks have their files in one list: 128 of 16,384; 0 where the manifest itself lists all."""
-    return math.isqrt(world_size - 1) + 1 if world_size > INLINE_RANKS else 0
+    """Return how many ranks have their files in one list: 16 of 256; 0 where the manifest itself lists all."""
+    return min(MOST_IN_A_LIST, math.isqrt(world_size - 1) + 1) if world_size > INLINE_RANKS else 0
+
+
+def lists_in_a_list(world_size: int) -> int:
+    """Return how many lists are in a list of lists; 0 where the manifest has them all."""
+    ranks = ranks_in_a_list(world_size)
+    return MOST_IN_A_LIST if ranks and world_size > ranks * MOST_IN_A_LIST else 0
+
+
+def list_counts(world_size: int, ranks: int, lists: int) -> tuple[int, ...]:
+    """Return how many lists there are of ranks' files, of such lists, and so on, up to those that the manifest has.
+
+    Example: (512, 16) of 16,384 ranks with 32 `ranks` in a list and 32 `lists` in one of lists.
+    """
+    counts = [-(-world_size // ranks)]
+    while lists and counts[-1] > lists:
+        counts.append(-(-counts[-1] // lists))
+    return tuple(counts)
 
 
 def encode_list(files: Mapping[str, FileEntry]) -> bytes:
@@ -206,9 +249,11 @@ def encode_manifest(manifest: Manifest, of_listed: int = VERSION) -> bytes:
     `of_listed` is the version that the lists' files take. Raises ValueError or TypeError where `extra` is not JSON (NaN
     included).
     """
-    of_a_list = ranks_in_a_list(manifest.world_size)
+    of_a_list, of_lists = ranks_in_a_list(manifest.world_size), lists_in_a_list(manifest.world_size)
     more = {"ranks_in_a_list": of_a_list} if of_a_list else {}
-    version = max(of_listed, version_of(manifest.files.values()), VERSION_OF_LISTS if of_a_list else VERSION)
+    more |= {"lists_in_a_list": of_lists} if of_lists else {}
+    of_list = VERSION_OF_LISTS_OF_LISTS if of_lists else VERSION_OF_LISTS if of_a_list else VERSION
+    version = max(of_listed, version_of(manifest.files.values()), of_list)
     body = {
         "step": manifest.step, "sequence": manifest.sequence, "created": manifest.created,
         "world_size": manifest.world_size, **more, "files": _plain(manifest.files), "extra": manifest.extra,
@@ -244,9 +289,10 @@ def _decode(document: Any, path: Path) -> Manifest:
     files: Mapping[str, FileEntry] = {name: _file(name, entry) for name, entry in typed(body, "files", dict).items()}
     if document["version"] == VERSION_OF_LISTS or "ranks_in_a_list" in body:
         ranks, world_size = count(body, "ranks_in_a_list"), count(body, "world_size")
-        if not 0 < ranks <= world_size:
-            raise Refused(f"{ranks} ranks in a list, of {world_size}")
-        files = ListedFiles(path, files, ranks, world_size)
+        lists = count(body, "lists_in_a_list") if "lists_in_a_list" in body else 0
+        if not 0 < ranks <= world_size or lists == 1:
+            raise Refused(f"{ranks} ranks in a list, of {world_size}, and {lists} lists in one of lists")
+        files = ListedFiles(path, files, world_size, ranks, lists)
     return Manifest(
         step=count(body, "step"),
         sequence=count(body, "sequence"),

@@ -70,8 +70,8 @@ class Damages:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.whole = {file.name: file.read_bytes() for file in path.iterdir()}
-        self.lists = {  # each list of files, as above 64 ranks, and what it lists
-            name: json.loads(content) for name, content in self.whole.items() if name.startswith("files-")
+        self.lists = {  # each list of files, as above 64 ranks, and of lists, as above 1,024, and what it lists
+            name: json.loads(self.whole[name]) for name in sorted(self.whole) if name.startswith(("files-", "lists-"))
         }
 
     def make(self, draw: random.Random) -> str:
@@ -183,14 +183,15 @@ def _saved(root: str, kind: str) -> None:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "INLINE_RANKS", 2 if kind == "lists" else 64)
+        patch.setattr(manifest, "MOST_IN_A_LIST", 2)  # of five ranks two lists and one, and above them one and one
         patch.setattr(pieces, "PIECE_BYTES", manifest.PIECES.start if kind == "pieces" else pieces.PIECE_BYTES)
         save_sample(Path(root), 1, "shard")
 
 
 def _fuzz(root: Path, kind: str, seed: int, count: int) -> None:
-    run_ranks(_saved, 3 if kind == "lists" else 2, str(root), kind)
+    run_ranks(_saved, 5 if kind == "lists" else 2, str(root), kind)
     names = [path.name for path in root.glob("step-*/*")]
-    assert any(name.startswith("files-") for name in names) == (kind == "lists")
+    assert all(any(name.startswith(of) for name in names) == (kind == "lists") for of in ("files-", "lists-"))
     assert any("unchanged" in name for name in names) == (kind == "linked")
     (path,) = root.iterdir()
     assert any(entry.piece_bytes for entry in read_manifest(path).files.values()) == (kind == "pieces")

@@ -123,7 +123,7 @@ def test_a_hundred_ranks_save_and_one_process_loads(tmp_path: Path, monkeypatch:
     (path,) = tmp_path.iterdir()
     found, each = read_manifest(path), ranks_in_a_list(RANKS)
     assert RANKS > INLINE_RANKS and each == 10 and found.world_size == RANKS
-    assert set(found.lists) == {list_name(number) for number in range(RANKS // each)}
+    assert set(found.lists()) == {list_name(number) for number in range(RANKS // each)}
     verify_checkpoint(path)
     blank = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     assert load_checkpoint(path, blank)["step"] == 2

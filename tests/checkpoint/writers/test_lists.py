@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -9,13 +10,21 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from checkpoint_samples import load_sample, save_sample
+from checkpoint_samples import load_sample, save_sample, write_document
 from distributed import run_ranks
 
 from paceline.checkpoint import list_checkpoints, manifest, read_manifest, verify_checkpoint
-from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, list_name, ranks_in_a_list
+from paceline.checkpoint.manifest import (
+    MANIFEST_NAME,
+    TABLE_NAME,
+    list_counts,
+    list_name,
+    lists_in_a_list,
+    ranks_in_a_list,
+)
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.newest import newest_whole
+from paceline.checkpoint.tiers.remote import RemoteStore
 from paceline.checkpoint.writers.lists import FILE_ROW, LIST_ROW, bring
 from paceline.checkpoint.writers.talk import carry
 from paceline.errors import StorageError
@@ -33,14 +42,17 @@ def test_the_first_of_some_ranks_has_the_rows_of_all_in_order(size: int) -> None
         assert held == rows[place : place + len(held)], "what others have are rows from their own on"
 
 
-@pytest.mark.parametrize("ranks", [256, 1024, 16_384])
-def test_nobody_hears_of_more_than_a_list_and_of_all_lists(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "counts"), [(256, (16,)), (1024, (32,)), (16_384, (512, 16)), (2**20, (2**15, 2**10, 32))]
+)
+def test_nobody_hears_of_more_than_a_list_and_some_lists_of_each_level(ranks: int, counts: tuple[int, ...]) -> None:
     of_a_list = ranks_in_a_list(ranks)
-    assert of_a_list**2 == ranks
+    assert list_counts(ranks, of_a_list, lists_in_a_list(ranks)) == counts
     own, told = bytes(3 * FILE_ROW.size), bytes(LIST_ROW.size)
     _, within = carry([bring(own, place, of_a_list, 0) for place in range(of_a_list)])  # each list has one such talk
-    _, among = carry([bring(told, place, of_a_list, 0) for place in range(of_a_list)])
-    assert max(within) + max(among) == (of_a_list - 1) * (len(own) + len(told)) <= 25_000
+    size = min(32, counts[0])
+    _, among = carry([bring(told, place, size, 0) for place in range(size)])
+    assert max(within) + len(counts) * max(among) <= 4_700 + 1_600 * len(counts)
 
 
 def counting(root: str, steps: int) -> tuple[Counter[str], Counter[str]]:
@@ -169,6 +181,46 @@ def test_the_manifest_of_lists_names_them_and_the_table_alone(tmp_path: Path) ->
     run_ranks(counting, RANKS, str(tmp_path), 1)
     path = tmp_path / "step-00000001"
     found = read_manifest(path)
-    assert set(found.lists) == {list_name(0), list_name(1)}
+    assert set(found.lists()) == {list_name(0), list_name(1)}
     assert found.total_bytes == sum(file.stat().st_size for file in path.iterdir() if file.name != MANIFEST_NAME)
     assert TABLE_NAME in found.files
+
+
+def saved_below_lists(root: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "INLINE_RANKS", 1)
+        patch.setattr(manifest, "MOST_IN_A_LIST", 2)
+        for step in (1, 2):
+            save_sample(Path(root), step, "shard", keep_last=1)
+
+
+def loaded(path: str) -> int:
+    return load_sample(Path(path), "shard")["step"]
+
+
+def test_lists_of_lists_have_every_file_and_load_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """Two lists of two ranks and one of the fifth; above them a list of two lists and one of the third."""
+    run_ranks(saved_below_lists, RANKS, str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    found = read_manifest(path)
+    assert json.loads((path / MANIFEST_NAME).read_text())["version"] == 6
+    upper = ["lists-1-00000.json", "lists-1-00001.json"]
+    assert [*found.lists()] == [*upper, *(list_name(number) for number in range(3))]
+    assert {*found.files} == {file.name for file in path.iterdir()} - {MANIFEST_NAME}
+    assert found.total_bytes == sum(file.stat().st_size for file in path.iterdir() if file.name != MANIFEST_NAME)
+    assert verify_checkpoint(path).step == 2
+    assert run_ranks(loaded, 2, str(path)) == [2, 2]
+    far = RemoteStore(f"file://{tmp_path}/far")
+    far.copy(path, keep_last=1)
+    fetched = far.fetch_newest(tmp_path / "here", 0)
+    assert fetched is not None and {*read_manifest(fetched).files} == {*found.files}
+    document = json.loads((path / MANIFEST_NAME).read_text())
+    for lists in (1, -1, "2", 2.5, 3):
+        write_document(path, 6, {**document["body"], "lists_in_a_list": lists})
+        with pytest.raises(StorageError):
+            verify_checkpoint(path)
+    write_document(path, 6, document["body"])
+    swapped = (path / list_name(1)).read_bytes()
+    (path / list_name(1)).write_bytes(swapped.replace(b"00002", b"00003"))
+    with pytest.raises(StorageError, match=r"files-00001\.json"):
+        verify_checkpoint(path)

@@ -94,17 +94,23 @@ class RemoteStore:
         partial = create_partial(root, manifest.step)
         try:
             with self._told(f"did not give {name}"):
-                first = (MANIFEST_NAME, *manifest.lists)
-                for file in first:
+                for file in self._lists_first(partial.folder):
                     self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
-                for file in read_manifest(partial.folder).files:
-                    if file not in first:
-                        self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
             verify_checkpoint(partial.folder)
             return partial.publish(manifest.step)
         except BaseException:
             partial.discard()
             raise
+
+    def _lists_first(self, folder: Path) -> Iterator[str]:
+        """Yield the files of a checkpoint, each once those that name it are in the folder."""
+        yield MANIFEST_NAME
+        manifest = read_manifest(folder)
+        lists = set()
+        for name in manifest.lists():
+            lists.add(name)
+            yield name
+        yield from (name for name in manifest.files if name not in lists)
 
     def _complete(self) -> list[tuple[str, Manifest]]:
         """Return names and manifests, newest first; what has no sound manifest is none."""

@@ -1,7 +1,7 @@
 """Old checkpoints of a large world: the first ranks of lists look at the files, and every one of them deletes a share.
 
 Rank 0 alone would ask for three lengths of every rank and checkpoint, and delete as many files: 49,152 of each
-checkpoint of 16,384 ranks, where each of 128 ranks has 384.
+checkpoint of 16,384 ranks, where each of 512 ranks has 96.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Who knows the files of a save: the first rank of a list knows its ranks' files, and rank 0 a digest of every list.
 
-Of up to INLINE_RANKS ranks the manifest itself is the only list. In larger worlds a list is of about as many ranks as
-there are lists: of 16,384 ranks 128 lists, each of 128 ranks. The ranks of a list tell the first of them about their
-files along a tree, that rank writes the list, and the first ranks tell rank 0 about their lists in the same way. So
-nobody hears of more than 128 ranks (19 kB), and rank 0 of 128 lists besides (6 kB).
+Of up to INLINE_RANKS ranks the manifest itself is the only list. In larger worlds a list is of at most MOST_IN_A_LIST
+ranks, and lists of at most as many lists stand above them, until few are left: of 16,384 ranks 512 lists of 32 ranks
+each, and above them 16 of 32 lists each. The ranks of a list tell the first of them about their files along a tree,
+that rank writes the list, and the first ranks of lists tell the first of them about their lists in the same way, up to
+rank 0. So nobody hears of more than 32 ranks (5 kB), and of 32 lists (2 kB) of each level.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from paceline.checkpoint.manifest import (
     FileEntry,
     encode_list,
     files_of,
+    list_counts,
     list_name,
+    lists_in_a_list,
     ranks_in_a_list,
     version_of,
 )
@@ -36,9 +39,9 @@ LIST_ROW = struct.Struct("<qqB32s")  # of a list: its length, that of its files,
 
 @dataclass
 class KnownFiles:
-    """The files of a save as a rank knows them: `own` are those of the list that it keeps; the rest is rank 0's.
+    """The files of a save as a rank knows them: `own` are those of the lists that it keeps; the rest is rank 0's.
 
-    `lists` are the lists that have files of their own, `bytes` is the length of the files that these list.
+    `lists` are those that the manifest has, `bytes` is the length of all files below them.
     """
 
     own: dict[str, FileEntry] = field(default_factory=dict)
@@ -62,17 +65,41 @@ def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folde
     if not of_a_list:
         return KnownFiles(_entries(ranks.rows(row), 0, ranks.size))
     number, place = divmod(ranks.rank, of_a_list)
-    first, count = number * of_a_list, -(-ranks.size // of_a_list)
+    first = number * of_a_list
     rows = ranks.hold_talk(bring(row, place, min(of_a_list, ranks.size - first), first))
     known = KnownFiles({} if place else _entries(rows, first, ranks.size))
     told = ranks.attempt(what, partial(_write_list, folder, list_name(number), known.own) if not place else bytes)
-    if not place:
-        for each, (length, held, version, digest) in enumerate(
-            map(LIST_ROW.unpack, ranks.hold_talk(bring(told, number, count, 0, of_a_list)))
-        ):
-            known.lists[list_name(number + each)] = FileEntry(length, digest.hex())
-            known.bytes += held
-            known.version = max(known.version, version)
+    of_lists, apart = lists_in_a_list(ranks.size), of_a_list  # ranks between two that keep lists of a level
+    counts = list_counts(ranks.size, of_a_list, of_lists)
+    for level, count in enumerate(counts[:-1], 1):
+        below = _brought(told, ranks, level - 1, count, apart, of_lists)
+        apart *= of_lists
+        known.own |= below.lists
+        keeps = ranks.rank % apart == 0
+        write = partial(_write_list, folder, list_name(ranks.rank // apart, level), below.lists, below)
+        told = ranks.attempt(what, write if keeps else bytes)
+    top = _brought(told, ranks, len(counts) - 1, counts[-1], apart, counts[-1])
+    known.lists, known.bytes, known.version = top.lists, top.bytes, top.version
+    return known
+
+
+def _brought(told: bytes, ranks: Ranks, level: int, count: int, apart: int, of_lists: int) -> KnownFiles:
+    """Return what the first of so many ranks that keep `count` lists of a level hears of these; other ranks nothing.
+
+    They are `apart` ranks from each other, and each of them has `told` as a row of its list.
+    """
+    known = KnownFiles()
+    number, is_other = divmod(ranks.rank, apart)
+    if is_other:
+        return known
+    place = number % of_lists
+    first = number - place
+    rows = ranks.hold_talk(bring(told, place, min(of_lists, count - first), first * apart, apart))
+    for each, row in enumerate(rows if not place else (), number):
+        length, held, version, digest = LIST_ROW.unpack(row)
+        known.lists[list_name(each, level)] = FileEntry(length, digest.hex())
+        known.bytes += held
+        known.version = max(known.version, version)
     return known
 
 
@@ -112,10 +139,12 @@ def _entries(rows: Sequence[bytes], first: int, world_size: int) -> dict[str, Fi
     return found
 
 
-def _write_list(folder: Path, name: str, files: Mapping[str, FileEntry]) -> bytes:
-    """Write a list of files, read it back, and return it as a row that travels."""
+def _write_list(folder: Path, name: str, files: Mapping[str, FileEntry], below: KnownFiles | None = None) -> bytes:
+    """Write a list of files, with what is `below` them, read it back, and return it as a row that travels."""
     with Flushes() as flushes:
         entry = write_file(folder / name, encode_list(files), flushes)
     verify_files(folder, {name: entry})
-    held = sum(file.bytes for file in files.values())
-    return LIST_ROW.pack(entry.bytes, held, version_of(files.values()), bytes.fromhex(entry.sha256))
+    held, version = sum(file.bytes for file in files.values()), version_of(files.values())
+    if below is not None:
+        held, version = held + below.bytes, max(version, below.version)
+    return LIST_ROW.pack(entry.bytes, held, version, bytes.fromhex(entry.sha256))
