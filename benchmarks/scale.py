@@ -213,25 +213,29 @@ def main(arguments: list[str]) -> int:
     worlds = numbers_in(options.simulated, SIMULATED[:3] if options.quick else SIMULATED)
     counts = numbers_in(options.ranks, REAL[:2] if options.quick else REAL)
     before = os.getloadavg()[0]
-    bookkeeping = rows_of({n: simulated(n) for n in worlds})
-    processes = rows_of({n: real(n) for n in counts if fits(n)})
-    earlier: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {"load": [before, before]}
-    bookkeeping = bookkeeping or rows_in(earlier.get("simulated", ()))
-    processes = processes or rows_in(earlier.get("processes", ()))
-    printed = "\n\n".join(table(rows) for rows in (bookkeeping, processes) if rows)
-    print(printed)
-    facts = machine()
-    loads = [*earlier["load"], before, os.getloadavg()[0]]
-    result = {"machine": facts, "load": [min(loads), max(loads)], "left_out": [n for n in counts if not fits(n)]}
-    for name, rows in (("simulated", bookkeeping), ("processes", processes)):
+    made = {
+        "simulated": rows_of({n: simulated(n) for n in worlds}),
+        "processes": rows_of({n: real(n) for n in counts if fits(n)}),
+    }
+    earlier: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {}
+    loads = [*earlier.get("load", ()), before, os.getloadavg()[0]]
+    result = {"machine": machine(), "load": [min(loads), max(loads)], "left_out": [n for n in counts if not fits(n)]}
+    tables = []
+    for name, rows in made.items():
+        facts = result["machine"] if rows else earlier.get(f"machine of {name}", earlier.get("machine"))
+        rows = rows or rows_in(earlier.get(name, ()))
         result[name] = [{**asdict(row), "exponent": row.exponent} for row in rows]
+        result[f"machine of {name}"] = facts
+        if rows:
+            where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
+            tables.append(f"{where}\n\n{table(rows)}")
+    printed = "\n\n".join(tables)
+    print(printed)
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
-        quiet = f"load average {min(loads):.0f} to {max(loads):.0f}"
         head = "# Costs against the number of ranks\n\n`python benchmarks/scale.py --save`"
-        keep("scale", result, f"{head}\n\n{where} · {quiet}\n\n{printed}\n")
+        keep("scale", result, f"{head}\n\nLoad average {min(loads):.0f} to {max(loads):.0f}.\n\n{printed}\n")
     return 0
 
 

@@ -269,7 +269,10 @@ def lists_of(found: Costs, folder: Path, listed: dict[str, FileEntry], ranks: in
     among = [heard(LIST_ROW.size, min(count, of_lists or count)) for count in counts]
     found["lengths and digests of files", "the rank that hears most", "kB"] = (within + sum(among)) / 1e3
     first = {name: listed[name] for rank in range(of_a_list) for name in files_of(rank, ranks) if name in listed}
-    timed(found, "a list of files", "the first rank of a list", lambda: encode_list(first) if first else b"")
+    if first:
+        timed(found, "a list of files", "the first rank of a list", lambda: encode_list(first))
+    else:
+        found["a list of files", "the first rank of a list", "ms of CPU"] = 0.0
     found["a list of files", "the first rank of a list", "kB"] = write_lists(folder, listed, ranks, flushes) / 1e3
 
 
