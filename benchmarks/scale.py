@@ -219,10 +219,14 @@ def main(arguments: list[str]) -> int:
     }
     earlier: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {}
     loads = [*earlier.get("load", ()), before, os.getloadavg()[0]]
-    result = {"machine": machine(), "load": [min(loads), max(loads)], "left_out": [n for n in counts if not fits(n)]}
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "load": [min(loads), max(loads)],
+        "left_out": [n for n in counts if not fits(n)],
+    }
     tables = []
     for name, rows in made.items():
-        facts = result["machine"] if rows else earlier.get(f"machine of {name}", earlier.get("machine"))
+        facts = result["machine"] if rows else earlier.get(f"machine of {name}") or earlier.get("machine", {})
         rows = rows or rows_in(earlier.get(name, ()))
         result[name] = [{**asdict(row), "exponent": row.exponent} for row in rows]
         result[f"machine of {name}"] = facts
