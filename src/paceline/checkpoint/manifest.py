@@ -90,7 +90,7 @@ class Manifest:
         return sum(entry.bytes for entry in self.files.values())
 
     def lists(self) -> Iterator[str]:
-        """Yield the names of the files that list others; one that lists others of them comes before these."""
+        """Yield the names of all lists of files; a list of lists comes before the lists in it."""
         return self.files.lists() if isinstance(self.files, ListedFiles) else iter(())
 
     def share(self, rank: int, size: int) -> dict[str, FileEntry]:
