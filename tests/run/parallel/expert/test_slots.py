@@ -1,0 +1,133 @@
+"""Slots for rows of experts: the numbers of the exact exchange, no wait of the host, and steps that are made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed import run_kept
+from host_waits import HostWaits
+from test_own_experts import Net, task_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
+
+from paceline.errors import ConfigError
+from paceline.run.assemble import Assembled, assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.parallel.expert.slots import DECIDED
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.task import ModelSpec, Task
+from paceline.task.models.layers import products
+
+EP2 = Layout(dp_shard=2, ep=2)
+EXPERTS = ModelSpec("moe-2m", hidden=32, layers=2, heads=4, kv_heads=2, ffn=24, vocab=VOCAB, experts=8, top_k=2)
+BIASED = dataclasses.replace(EXPERTS, balance="bias")
+FEW = 2  # slots of a layer that is to have too few
+
+
+def of_plan(**changes: Any) -> Plan:
+    """Return a plan of two ranks of experts and few micro-batches."""
+    return plan_of(EP2, micro_batch=7, **changes)
+
+
+def numbers(built: Assembled, task: Task, plan: Plan, steps: int, few_before: int = 0) -> list[Any]:
+    """Return loss, norm, routing and slots of each step; layers have too few slots before one of the steps."""
+    stream = BatchStream(
+        task.data, task.seed, plan, plan.layout.data_rank(built.stepper.world.rank), torch.device("cpu")
+    )
+    found: list[Any] = []
+    for step in range(1, steps + 1):
+        slots = built.stepper.slots
+        if slots is not None and step == few_before:
+            slots.load({**slots.state(), "slots": dict.fromkeys(slots.state()["slots"], FEW)})  # type: ignore[call-overload]
+        stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples), 1e-2)
+        found.append((stats.loss, stats.grad_norm, stats.weight, stats.router))
+    return found
+
+
+def both_ways(cases: list[tuple[Task, Plan, int]]) -> list[Any]:
+    """Return of each task what steps with slots do, what the exact exchange does, and whether weights are the same."""
+    world, found = world_here(), []
+    for task, plan, few_before in cases:
+        with_slots = assemble(task, plan, world, task.data, SEQ_LEN)
+        exact_plan = dataclasses.replace(plan, expert_slots=0.0)
+        exactly = assemble(task, exact_plan, world, task.data, SEQ_LEN)
+        assert exactly.stepper.slots is None
+        told = numbers(with_slots, task, plan, 3, few_before), numbers(exactly, task, exact_plan, 3)
+        pairs = zip(with_slots.model.state_dict().values(), exactly.model.state_dict().values(), strict=True)
+        same = all(torch.equal(local(one), local(other)) for one, other in pairs)
+        slots = with_slots.stepper.slots
+        assert slots is not None
+        found.append((*told, same, slots.take(), slots.state()))
+    return found
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def test_slots_give_the_bits_of_the_exact_exchange_and_short_steps_are_made_again() -> None:
+    task, own = decoder_task(model=EXPERTS), task_of(Net)
+    cases = [(task, of_plan(expert_slots=1.5), 0), (own, of_plan(expert_slots=2.0), 0)]
+    cases += [
+        (decoder_task(model=BIASED), of_plan(expert_slots=1.0, recompute="full"), 3),
+        (own, of_plan(expert_slots=1.5), 2),
+    ]
+    for rank in run_kept(both_ways, 2, cases):
+        for (_, plan, few_before), (with_slots, exactly, same, decided, state) in zip(cases, rank, strict=True):
+            assert with_slots == exactly and same, str(plan)
+            assert [one.what for one in decided] == [DECIDED] * len(decided)
+            first, *more = [(one.evidence["step"], one.evidence["made_again"]) for one in decided]
+            assert first == (1, False) and decided[0].before is None
+            again = [step for step, made_again in more if made_again]
+            assert (few_before in again) == bool(few_before)
+            if few_before:
+                (known,) = [one for one in decided if one.evidence["step"] == few_before]
+                assert set(known.before.values()) == {FEW} and min(known.after.values()) > FEW
+            assert state["slots"] == {**decided[0].after, **(decided[-1].after)}
+            assert all(rows >= 1 for rows in state["slots"].values())
+
+
+def waits(task: Task, plan: Plan) -> list[list[str]]:
+    """Return where the host would wait in steps by slots, in grouped products that spoil what stands for no row."""
+    world, grouped = world_here(), F.grouped_mm
+    padded: list[int] = []
+
+    def spoiling(rows: torch.Tensor, weights: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        behind = torch.arange(len(rows)) >= offs[-1:]
+        padded.append(len(rows))
+        return grouped(rows, weights, offs=offs).masked_fill(behind.unsqueeze(1), torch.nan)
+
+    before = products.has_grouped_products
+    products.has_grouped_products, F.grouped_mm = lambda *_: True, spoiling  # type: ignore[assignment]
+    try:
+        built = assemble(task, plan, world, task.data, SEQ_LEN)
+        stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+        found = []
+        for step in range(12):  # the first passes of shards are compared between ranks
+            batch = stream.at(step * plan.batch_samples)
+            with HostWaits() as seen:
+                stats = built.stepper.step(batch, 1e-3)
+            found.append([f"{stats.loss}", *seen.seen])
+        assert padded
+        return found[-3:]
+    finally:
+        products.has_grouped_products, F.grouped_mm = before, grouped
+
+
+def test_the_host_waits_once_a_step_with_slots_and_rows_of_nothing_are_not_read() -> None:
+    plan = of_plan(expert_slots=3.0, recompute="full")
+    (first, _) = run_kept(waits, 2, decoder_task(model=EXPERTS), plan)
+    losses = [float(loss) for loss, *_ in first]
+    assert all(0 < loss < 100 for loss in losses), "finite, whatever products leave behind the rows"
+    assert [seen for _, *seen in first] == [["torch.Tensor.tolist"]] * 3
+
+
+def test_fewer_slots_than_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="every step made again"):
+        PlanSpec(expert_slots=0.5)
+    assert "expert slots x 1.5" in str(of_plan(expert_slots=1.5))
