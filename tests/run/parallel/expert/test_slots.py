@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +14,50 @@ from distributed import run_kept
 from host_waits import HostWaits
 from test_own_experts import Net, task_of
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
+from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.parallel.expert.slots import DECIDED
+from paceline.run.loop.training import Training
+from paceline.run.parallel.expert.slots import DECIDED, ExpertSlots
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.proof.records import CheckProof
+from paceline.spec.run import RunSpec
 from paceline.spec.task import ModelSpec, Task
+from paceline.supervise.told.brief import Brief
 from paceline.task.models.layers import products
+from paceline.units import Amount
+from paceline.verify.compare.layout import compare
 
 EP2 = Layout(dp_shard=2, ep=2)
 EXPERTS = ModelSpec("moe-2m", hidden=32, layers=2, heads=4, kv_heads=2, ffn=24, vocab=VOCAB, experts=8, top_k=2)
 BIASED = dataclasses.replace(EXPERTS, balance="bias")
 FEW = 2  # slots of a layer that is to have too few
+
+
+class Noisy(Net):
+    """Own experts, random numbers and a buffer that every pass moves: what a step that is made again has twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.2)
+        self.passes: torch.Tensor
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        if self.training:
+            self.passes += 1
+        x = self.dropout(self.embed(tokens))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
 
 
 def of_plan(**changes: Any) -> Plan:
@@ -42,10 +74,16 @@ def numbers(built: Assembled, task: Task, plan: Plan, steps: int, few_before: in
     for step in range(1, steps + 1):
         slots = built.stepper.slots
         if slots is not None and step == few_before:
-            slots.load({**slots.state(), "slots": dict.fromkeys(slots.state()["slots"], FEW)})  # type: ignore[call-overload]
+            shorten(slots)
         stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples), 1e-2)
         found.append((stats.loss, stats.grad_norm, stats.weight, stats.router))
     return found
+
+
+def shorten(slots: ExpertSlots) -> None:
+    """Leave every layer too few slots."""
+    state: Any = slots.state()
+    slots.load({**state, "slots": dict.fromkeys(state["slots"], FEW)})
 
 
 def both_ways(cases: list[tuple[Task, Plan, int]]) -> list[Any]:
@@ -71,12 +109,9 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def test_slots_give_the_bits_of_the_exact_exchange_and_short_steps_are_made_again() -> None:
-    task, own = decoder_task(model=EXPERTS), task_of(Net)
+    task, own, biased = decoder_task(model=EXPERTS), task_of(Noisy), decoder_task(model=BIASED)
     cases = [(task, of_plan(expert_slots=1.5), 0), (own, of_plan(expert_slots=2.0), 0)]
-    cases += [
-        (decoder_task(model=BIASED), of_plan(expert_slots=1.0, recompute="full"), 3),
-        (own, of_plan(expert_slots=1.5), 2),
-    ]
+    cases += [(biased, of_plan(expert_slots=1.0, recompute="full"), 3), (own, of_plan(expert_slots=1.5), 2)]
     for rank in run_kept(both_ways, 2, cases):
         for (_, plan, few_before), (with_slots, exactly, same, decided, state) in zip(cases, rank, strict=True):
             assert with_slots == exactly and same, str(plan)
@@ -88,8 +123,41 @@ def test_slots_give_the_bits_of_the_exact_exchange_and_short_steps_are_made_agai
             if few_before:
                 (known,) = [one for one in decided if one.evidence["step"] == few_before]
                 assert set(known.before.values()) == {FEW} and min(known.after.values()) > FEW
-            assert state["slots"] == {**decided[0].after, **(decided[-1].after)}
-            assert all(rows >= 1 for rows in state["slots"].values())
+            known_last = {name: count for one in decided for name, count in one.after.items()}
+            assert state["slots"] == known_last and min(known_last.values()) > FEW
+
+
+def run_of(folder: str, until: int, few_before: int = 0) -> dict[str, int]:
+    """Train up to a step, in a run that saves each one; return the slots that this rank began with."""
+    task = decoder_task(model=EXPERTS, stop=Amount(6, "steps"))
+    run = RunSpec(checkpoint_every=Amount(1, "steps"), keep_last=2)
+    brief = Brief(of_plan(expert_slots=1.5), 6, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan,
+                  PlannedRecord())  # fmt: skip
+    training = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world_here(), Path(folder))
+    slots = training._stepper.slots
+    assert slots is not None
+    known: Any = slots.state()["slots"]
+    for batch in training:
+        if batch.step == few_before:
+            shorten(slots)
+        if training.step(batch).step == until:
+            break
+    return dict(known)
+
+
+def test_a_run_records_steps_that_it_makes_again_and_resumes_with_its_slots(tmp_path: Path) -> None:
+    assert run_kept(run_of, 2, str(tmp_path), 3, 2) == [{}] * 2
+
+    def decided() -> list[dict[str, Any]]:
+        return [one for one in read_journal(tmp_path) if one["kind"] == "decision" and one["what"] == DECIDED]
+
+    first, second, *_ = before = decided()
+    assert (first["from"], first["evidence"]["step"], first["evidence"]["made_again"]) == (None, 1, False)
+    assert (second["evidence"]["step"], second["evidence"]["made_again"]) == (2, True)
+    assert set(second["from"].values()) == {FEW} and second["to"].keys() == first["to"].keys()
+    known = {**second["to"], **before[-1]["to"]}
+    assert run_kept(run_of, 2, str(tmp_path), 4) == [known] * 2
+    assert decided()[len(before) :] == [], "a start that knows its slots exchanges no step exactly"
 
 
 def waits(task: Task, plan: Plan) -> list[list[str]]:
@@ -125,6 +193,23 @@ def test_the_host_waits_once_a_step_with_slots_and_rows_of_nothing_are_not_read(
     losses = [float(loss) for loss, *_ in first]
     assert all(0 < loss < 100 for loss in losses), "finite, whatever products leave behind the rows"
     assert [seen for _, *seen in first] == [["torch.Tensor.tolist"]] * 3
+
+
+def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
+    """Compare each task and plan with one device, in this world: two of three steps are exchanged by slots."""
+    world = world_here()
+    return [compare(task, plan, world, task.data, SEQ_LEN, 3) for task, plan in cases]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_slots_with_every_axis_equal_one_device_in_fp64(recompute: str) -> None:
+    layouts = [Layout(dp_shard=2, pp=2, ep=2), Layout(dp_shard=4, ep=2), Layout(dp_shard=2, tp=2, ep=2),
+               Layout(dp_replicate=2, dp_shard=2, ep=2), Layout(cp=2, dp_shard=2, ep=4)]  # fmt: skip
+    plans = [plan_of(one, micro_batch=2, precision="fp64", recompute=recompute, expert_slots=1.25) for one in layouts]
+    cases = [(decoder_task(model=BIASED), plan) for plan in plans]
+    for (_, plan), found in zip(cases, run_kept(proofs, 4, cases)[0], strict=True):
+        assert found.equal, (str(plan), found.first_difference)
 
 
 def test_fewer_slots_than_rows_are_refused() -> None:
