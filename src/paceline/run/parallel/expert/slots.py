@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -45,18 +45,27 @@ class Exchange(Protocol):
 
 @dataclass
 class LayerSlots:
-    """How many slots a layer has for each rank, and how many rows its router has sent to one rank at most."""
+    """How many slots a layer has for each rank, and how many rows its router has sent."""
 
     count: int = 0  # 0: nobody knows yet how many are wanted
     are_used: bool = False  # now
     is_counting: bool = False  # now: in the passes of a step
-    most: Tensor | None = None  # of the passes of a step: int64, on the device
+    seen: list[Tensor] = field(default_factory=list)  # of each pass of a step: the most rows to one rank, int64
 
     def saw(self, to_each: Tensor) -> None:
-        """Take count of the rows that go to each rank, [ranks]. Nobody waits for the device."""
-        if self.is_counting:
-            now = to_each.max()
-            self.most = now if self.most is None else torch.maximum(self.most, now)
+        """Take count of the rows that go to each rank, [ranks]. Nobody waits for the device.
+
+        Passes without gradients, such as a pipeline's first look at its stages, are none of a step's.
+        """
+        if self.is_counting and torch.is_grad_enabled():
+            self.seen.append(
+                to_each.max()
+            )  # summed up elsewhere: a block that is computed again must do the same twice
+
+    @property
+    def most(self) -> Tensor:
+        """The most rows that went to one rank in the passes of a step; there were some."""
+        return torch.stack(self.seen).max()
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class SlottedExchange:
         sent = counts.view(self.group.size(), -1)  # [ranks, experts of each]
         to_each = sent.sum(dim=1)
         self.slots.saw(to_each)
-        if not (self.slots.are_used and self.slots.count):
+        if not (self.slots.are_used and self.slots.count and torch.is_grad_enabled()):
             return AllToAll(self.group).dispatch(rows, counts)
         arriving = torch.empty_like(sent)  # [ranks that send, experts of this rank]
         dist.all_to_all_single(arriving, sent.contiguous(), group=self.group)
@@ -137,7 +146,7 @@ class ExpertSlots:
         """Within it the passes of a step run: by slots where they are known and the step is not made `again`."""
         self._are_exact, self._was_short = again or not self._known, again
         for layer in self._layers.values():
-            layer.are_used, layer.is_counting, layer.most = not self._are_exact, True, None
+            layer.are_used, layer.is_counting, layer.seen = not self._are_exact, True, []
         try:
             yield
         finally:
@@ -146,14 +155,14 @@ class ExpertSlots:
 
     def short(self) -> Tensor | float:
         """Return how many of this rank's layers had more rows for a rank than slots in the last passes."""
-        sent = [(layer.most, layer.count) for layer in self._layers.values() if layer.most is not None and layer.count]
-        return torch.stack([most > count for most, count in sent]).sum() if sent and not self._are_exact else 0.0
+        used = [layer for layer in self._layers.values() if layer.seen and layer.count and not self._are_exact]
+        return torch.stack([layer.most > layer.count for layer in used]).sum() if used else 0.0
 
     def settle(self, step: int) -> None:
         """Give layers slots for what the exact passes of a step have sent. Every rank calls it after its passes."""
         if not self._are_exact:
             return
-        counted = {name: layer.most for name, layer in self._layers.items() if layer.most is not None}
+        counted = {name: layer.most for name, layer in self._layers.items() if layer.seen}
         own = dict(zip(counted, torch.stack([*counted.values()]).tolist() if counted else [], strict=True))
         most: dict[str, int] = {}
         for told in self._world.gather(own):
