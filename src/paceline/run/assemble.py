@@ -42,10 +42,10 @@ from paceline.run.process.world import World, build_mesh
 from paceline.run.record.remarks import remarks_on
 from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
 from paceline.run.replicas.build import copy_sync, refuse_unproven
-from paceline.run.updates.asked import Updates
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer
 from paceline.run.updates.own_parts import UpdateOfParts
 from paceline.run.updates.several_rules import JoinedOptimizer
+from paceline.run.updates.update_protocols import Updates
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn

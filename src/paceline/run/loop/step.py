@@ -38,10 +38,10 @@ from paceline.run.survive.health.guard import UpdateGuard
 from paceline.run.survive.last_update import LastUpdate
 from paceline.run.survive.listener import refuse_ended_groups
 from paceline.run.survive.points import nowhere
-from paceline.run.updates.asked import StepWatch, Updates
 from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
+from paceline.run.updates.update_protocols import StepWatch, Updates
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import GroupSpec
 from paceline.task.models.held import buffers_kept, is_spread, local_of
@@ -95,7 +95,7 @@ class _Made:
     router: RouterStats | None
 
 
-class _Told(NamedTuple):
+class _PassTotals(NamedTuple):
     """What ranks told each other of the passes of a turn: sums over them, of this rank's sums and numbers."""
 
     loss: float
@@ -261,7 +261,7 @@ class Stepper:
         stop_requested: bool,
         while_busy: Callable[[], None] | None,
         again: bool = False,
-    ) -> _Told:
+    ) -> _PassTotals:
         """Run the passes of a turn on the loss times `down`, sum up gradients, and return what the ranks come to."""
         self.gradients.zero()
         self.reached("forward", batch.step)
@@ -291,7 +291,7 @@ class Stepper:
         if unreached:
             self.gradients.settle()
             self._clock.mark("reduce")
-        return _Told(loss, weight, squares, stop, sum(short), (sums[len(local) :], numbers[len(local) :]))
+        return _PassTotals(loss, weight, squares, stop, sum(short), (sums[len(local) :], numbers[len(local) :]))
 
     def grad_norm_of(self, batch: StepBatch) -> float:
         """Return the gradient norm of a batch, and change nothing: no weight, no state. Every rank calls it.

@@ -164,10 +164,9 @@ class ExpertSlots:
             return
         counted = {name: layer.most for name, layer in self._layers.items() if layer.seen}
         own = dict(zip(counted, torch.stack([*counted.values()]).tolist() if counted else [], strict=True))
-        most: dict[str, int] = {}
-        for told in self._world.gather(own):
-            for name, rows in told.items():
-                most[name] = max(rows, most.get(name, 0))
+        names = self._world.union(own)  # stages of a pipeline have layers of their own
+        everywhere = self._world.maximum([float(own.get(name, 0)) for name in names])
+        most = {name: int(rows) for name, rows in zip(names, everywhere, strict=True)}
         wanted = {name: max(1, self._known.get(name, 0), math.ceil(self._margin * rows)) for name, rows in most.items()}
         grown = {name: count for name, count in wanted.items() if count != self._known.get(name)}
         if grown:

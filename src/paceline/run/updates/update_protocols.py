@@ -1,4 +1,4 @@
-"""What a step asks of those who change its weights, and of those who look on."""
+"""Protocols of a step: the update of the weights, and the watch over gradients and updates."""
 
 from __future__ import annotations
 
