@@ -67,9 +67,8 @@ def of_plan(**changes: Any) -> Plan:
 
 def numbers(built: Assembled, task: Task, plan: Plan, steps: int, few_before: int = 0) -> list[Any]:
     """Return loss, norm, routing and slots of each step; layers have too few slots before one of the steps."""
-    stream = BatchStream(
-        task.data, task.seed, plan, plan.layout.data_rank(built.stepper.world.rank), torch.device("cpu")
-    )
+    world = built.stepper.world
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     found: list[Any] = []
     for step in range(1, steps + 1):
         slots = built.stepper.slots
@@ -120,8 +119,9 @@ def test_slots_give_the_bits_of_the_exact_exchange_and_short_steps_are_made_agai
             again = [step for step, made_again in more if made_again]
             assert few_before in again
             (known,) = [one for one in decided if one.evidence["step"] == few_before]
-            assert set(known.before.values()) == {FEW} and min(known.after.values()) > FEW
-            known_last = {name: count for one in decided for name, count in one.after.items()}
+            assert set(known.evidence["before"].values()) == {FEW} and min(known.evidence["slots"].values()) > FEW
+            assert known.before.startswith(f"{FEW} slots for each rank in ")
+            known_last = {name: count for one in decided for name, count in one.evidence["slots"].items()}
             assert state["slots"] == known_last and min(known_last.values()) > FEW
 
 
@@ -152,8 +152,9 @@ def test_a_run_records_steps_that_it_makes_again_and_resumes_with_its_slots(tmp_
     first, second, *_ = before = decided()
     assert (first["from"], first["evidence"]["step"], first["evidence"]["made_again"]) == (None, 1, False)
     assert (second["evidence"]["step"], second["evidence"]["made_again"]) == (2, True)
-    assert set(second["from"].values()) == {FEW} and second["to"].keys() == first["to"].keys()
-    known = {**second["to"], **before[-1]["to"]}
+    changed = second["evidence"]
+    assert set(changed["before"].values()) == {FEW} and changed["slots"].keys() == first["evidence"]["slots"].keys()
+    known = {**changed["slots"], **before[-1]["evidence"]["slots"]}
     assert run_kept(run_of, 2, str(tmp_path), 3) == [known] * 2
     assert decided()[len(before) :] == [], "a start that knows its slots exchanges no step exactly"
 
@@ -164,7 +165,7 @@ def waits(task: Task, plan: Plan) -> list[list[str]]:
     padded: list[int] = []
 
     def spoiling(rows: torch.Tensor, weights: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
-        behind = torch.arange(len(rows)) >= offs[-1:]
+        behind = torch.arange(len(rows), device=rows.device) >= offs[-1:]
         padded.append(len(rows))
         return grouped(rows, weights, offs=offs).masked_fill(behind.unsqueeze(1), torch.nan)
 

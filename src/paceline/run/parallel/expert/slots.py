@@ -195,14 +195,24 @@ class ExpertSlots:
 
     def _decide(self, step: int, grown: Mapping[str, int], most: Mapping[str, int]) -> None:
         name = max(grown, key=lambda each: grown[each] - self._known.get(each, 0))
-        before = {each: self._known[each] for each in grown if each in self._known}
         how = "had more rows than slots and was made again exactly" if self._was_short else "was exchanged exactly"
         because = (
             f"step {step} {how}: {name} sent {most[name]:,} rows to one rank, and has {grown[name]:,} slots for each "
             f"by plan.expert_slots = {self._margin:g}"
         )
-        evidence = {"step": step, "made_again": self._was_short, "rows": {each: most[each] for each in grown}}
-        self._decisions.append(DecisionRecord(DECIDED, before or None, dict(grown), because, evidence))
+        known = {each: self._known[each] for each in grown if each in self._known}
+        rows = {each: most[each] for each in grown}
+        evidence = {"step": step, "made_again": self._was_short, "rows": rows, "before": known, "slots": dict(grown)}
+        self._decisions.append(DecisionRecord(DECIDED, _told(known) or None, _told(grown), because, evidence))
+
+
+def _told(slots: Mapping[str, int]) -> str:
+    """Return slots of layers in words; empty for none. Example: "185 to 203 slots for each rank in 2 layers"."""
+    if not slots:
+        return ""
+    least, most = min(slots.values()), max(slots.values())
+    counts = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{counts} slots for each rank in {len(slots)} layer{'s' if len(slots) > 1 else ''}"
 
 
 def slots_of(model: nn.Module, plan: Plan, world: World) -> ExpertSlots | None:
