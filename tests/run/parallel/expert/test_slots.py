@@ -17,10 +17,11 @@ from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.run.assemble import Assembled, assemble
+from paceline.run.assemble import Assembled, _slots, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.training import Training
 from paceline.run.parallel.expert.slots import DECIDED, ExpertSlots
+from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
@@ -32,6 +33,8 @@ from paceline.spec.run import RunSpec
 from paceline.spec.task import ModelSpec, Task
 from paceline.supervise.told.brief import Brief
 from paceline.task.models.layers import products
+from paceline.task.objective import next_token
+from paceline.task.turns import Turn
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 
@@ -215,3 +218,10 @@ def test_fewer_slots_than_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="every step made again"):
         PlanSpec(expert_slots=0.5)
     assert "expert slots x 1.5" in str(of_plan(expert_slots=1.5))
+
+
+def test_several_objectives_are_refused() -> None:
+    world, turns = World(0, 2, 0, torch.device("cpu")), [Turn(name, next_token, ()) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=r"expert_slots with task\.turns"):
+        _slots(Net(), of_plan(expert_slots=1.5), world, turns)
+    assert _slots(Net(), of_plan(), world, turns) is None, "rows travel exactly"

@@ -169,8 +169,8 @@ class ExpertSlots:
         most = {name: int(rows) for name, rows in zip(names, everywhere, strict=True)}
         wanted = {name: max(1, self._known.get(name, 0), math.ceil(self._margin * rows)) for name, rows in most.items()}
         grown = {name: count for name, count in wanted.items() if count != self._known.get(name)}
-        if grown:
-            self._decide(step, grown, most)
+        if grown or self._was_short:  # on a GPU routers may choose otherwise the second time, and fit
+            self._decide(step, grown or wanted, most)
         self._take({**self._known, **wanted})
         self._are_exact = False
 
