@@ -34,7 +34,7 @@ class Parts(nn.Module):
 
 
 def weights(task: Task, plan: Plan) -> dict[str, torch.Tensor]:
-    """Return the weights after some steps: what ranks reached changes between some of them, and stays between others."""
+    """Return the weights after some steps: between some of them what ranks reached changes, between others not."""
     _, built = run_steps(task, plan, 8)
     return {name: whole_of(weight).detach().clone() for name, weight in built.model.named_parameters()}
 
