@@ -36,13 +36,13 @@ def test_where_nothing_can_be_sharded_the_plan_stands_and_says_so(devices, asked
     "asked",
     [
         {"zero": 1}, {"schedule": "gpipe"}, {"schedule": "interleaved", "virtual_stages": 2}, {"stages": "2+2"},
-        {"cp_method": "ring"}, {"recompute": "full", "recompute_save": ("products",)},
+        {"cp_method": "ring"}, {"expert_slots": 1.5}, {"recompute": "full", "recompute_save": ("products",)},
     ],
 )  # fmt: skip
 def test_every_option_that_a_layout_ignores_is_said_by_its_name_and_no_other(asked):
     said = unused_options(Plan(Layout(dp_replicate=2)), PlanSpec(**asked))
     assert [line.split(" = ")[0] for line in said] == [f"plan.{name}" for name in asked if name != "recompute"]
-    used = Plan(Layout(dp_shard=2, cp=2, pp=2), recompute="selective", cp_method="ring")
+    used = Plan(Layout(dp_shard=2, cp=2, pp=2, ep=2), recompute="selective", cp_method="ring")
     assert not unused_options(used, PlanSpec(**asked))
 
 

@@ -15,6 +15,7 @@ def uses(plan: Plan) -> dict[str, tuple[bool, str]]:
         "schedule": pipelined,
         "virtual_stages": pipelined,
         "stages": pipelined,
+        "expert_slots": (plan.layout.ep > 1, "no ranks share experts: plan.ep is 1"),
         "cp_method": (plan.layout.cp > 1, "no ranks share a sequence: plan.cp is 1"),
         "recompute_save": (
             plan.recompute in ("selective", "budget"), f"recompute = {plan.recompute} chooses nothing to keep"

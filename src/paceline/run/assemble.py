@@ -20,7 +20,7 @@ from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.passes import AnyObjective, Passes, SequentialPasses
 from paceline.run.loop.routing import RouterWatch, watch_routing
-from paceline.run.loop.step import Stepper, Updates
+from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
@@ -32,6 +32,7 @@ from paceline.run.parallel.context.part import part_of
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.statistics import RankSums, share_statistics
 from paceline.run.parallel.entry import entry_of, told_by
+from paceline.run.parallel.expert.slots import ExpertSlots, slots_of
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
@@ -44,6 +45,7 @@ from paceline.run.replicas.build import copy_sync, refuse_unproven
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer
 from paceline.run.updates.own_parts import UpdateOfParts
 from paceline.run.updates.several_rules import JoinedOptimizer
+from paceline.run.updates.update_protocols import Updates
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn
@@ -113,11 +115,24 @@ def assemble(
         clip_norm=task.optimizer.clip_norm,
         updater=_updater(optimizer, plan),
         routing=routing,
+        slots=_slots(laid.model, plan, world, turns),
         names=names,
         groups=task.optimizer.groups,
         stages_holding=dict.fromkeys(laid.pipeline.shared_parameters(), 2) if laid.pipeline else {},
     )
     return Assembled(laid.model, optimizer, stepper, looked.randomness, (*remarks, *looked.remarks))
+
+
+def _slots(model: nn.Module, plan: Plan, world: World, turns: Sequence[Turn]) -> ExpertSlots | None:
+    """Return the slots of experts. Raises ConfigError where a step that is made again would be more than its passes."""
+    slots = slots_of(model, plan, world)
+    if slots is not None and len(turns) > 1:
+        raise ConfigError(
+            "plan.expert_slots with task.turns",
+            "a step that is made again would make the updates of its first objectives again",
+            "plan.expert_slots = 0",
+        )
+    return slots
 
 
 def _turns(task: Task, plan: Plan, world: World, source: Source) -> tuple[Turn, ...]:

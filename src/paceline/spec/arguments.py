@@ -90,7 +90,7 @@ def _plan(given: object) -> PlanSpec:
 def _constraints_of(plan: Plan) -> PlanSpec:
     """Return the constraints that only this plan keeps."""
     same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "frozen", "precision",
-            "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
+            "compile", "schedule", "virtual_stages", "cp_method", "expert_slots", "sync")  # fmt: skip
     rest = {name: getattr(plan, name) for name in same}
     rest["gradients"] = "whole" if plan.reduces_once else "shards"
     rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}

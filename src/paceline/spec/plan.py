@@ -113,6 +113,12 @@ class PlanSpec(Declared, table="plan"):
     cp_method: str = option(
         "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
     )
+    expert_slots: float = option(
+        0.0,
+        "slots that each rank of `ep` sends every other one for rows of its experts, as a multiple of the most rows "
+        "seen: the host waits for no exchange, and a step with more rows is made again (0: exactly the rows there are)",
+        minimum=0.0,
+    )
     sync: Any = option(factory=Sync, doc="how copies of the model stay in step")
     goal: Any = option(factory=GoalSpec, doc="what the planner minimises")
     deadline: float | None = option(
@@ -122,6 +128,15 @@ class PlanSpec(Declared, table="plan"):
     memory_risk: float = option(
         0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
     )
+
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError for fewer slots than the rows that were seen: every step would be made again."""
+        if 0 < self.expert_slots < 1:
+            raise ConfigError(
+                f"plan.expert_slots = {self.expert_slots:g}",
+                "fewer slots than the rows that were seen would have every step made again",
+                "plan.expert_slots = 1.5, or 0 for an exact exchange",
+            )
 
     @property
     def confirms(self) -> bool:
@@ -162,6 +177,7 @@ class Plan:
     rows: tuple[int, ...] = ()  # samples of every batch that each data rank reads, in order; empty: as even as can be
     # Of class 3: whether gradients stay whole between micro-batches, as they always do in class 1 and never in class 2.
     whole_gradients: bool = False
+    expert_slots: float = 0.0  # for each rank of `ep`, as a multiple of the most rows seen; 0: rows travel exactly
 
     def rows_of(self, data_rank: int, samples: int = 0) -> range:
         """Return the rows of a global batch that a data rank reads; of a batch of `samples` in the same proportion."""
@@ -201,6 +217,8 @@ class Plan:
             parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
         if self.layout.cp > 1 and self.cp_method != "gather":
             parts.append(f"{self.cp_method} attention")
+        if self.layout.ep > 1 and self.expert_slots:
+            parts.append(f"expert slots x {self.expert_slots:g}")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         if self.rows:
             parts.append(f"rows {counts_text(self.rows)}")

@@ -16,7 +16,7 @@ from paceline.run.parallel import apply, tensor
 from paceline.run.parallel.context import zigzag
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.parallel.data.unshared_experts import UnsharedExperts
-from paceline.run.parallel.expert.experts import AllToAll
+from paceline.run.parallel.expert.all_to_all import AllToAll
 from paceline.run.parallel.pipeline import stage_module
 from paceline.run.process.world import World
 from paceline.task.models.moe import MoEDecoder

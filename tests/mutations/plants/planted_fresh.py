@@ -112,7 +112,7 @@ FRESH_PROOFS = [
                  (".permute(2, 0, 1, 3, 4)", ".permute(2, 0, 1, 3, 4).flip(0)")),
             "gradients", "gradient normalisation", "embed_tokens"),
     Planted("token dispatch", "results come home in the order of the experts", "experts",
-            line("run.parallel.expert.experts:AllToAll.combine", ("results[order]", "results")),
+            line("run.parallel.expert.all_to_all:AllToAll.combine", ("results[order]", "results")),
             "loss", "labels", "loss"),
     Planted("router statistics", "selection biases follow the load of the layer before", "experts",
             line("run.loop.routing:RouterWatch.finish", ("loads[place]", "loads[place - 1]")),
@@ -248,6 +248,23 @@ def blocks_hook_twice(patch: Patch, world: World) -> None:
     patch.setattr(apply, "checkpoint_block", twice)
 
 
+def gradients_by_own_items(patch: Patch, world: World) -> None:
+    accumulate, update = SequentialPasses.accumulate, Stepper._update
+    own = [1.0]
+
+    def counted_items(self: SequentialPasses, *args: Any) -> tuple[object, Any]:
+        loss_sum, weight = accumulate(self, *args)
+        own[:] = [float(weight)]  # type: ignore[arg-type]
+        return loss_sum, weight
+
+    def scaled_by_own(self: Stepper, turn: Any, norm: float, correction: float, lr: float) -> None:
+        (total,) = world.sum(own)
+        update(self, turn, norm, correction * total / (own[0] * world.size), lr)
+
+    patch.setattr(SequentialPasses, "accumulate", counted_items)
+    patch.setattr(Stepper, "_update", scaled_by_own)
+
+
 def told_loss_of_the_first_rank(patch: Patch, world: World) -> None:
     add_up = World.add_up
 
@@ -321,9 +338,7 @@ STRANGE_PROOFS = [
     Planted("accumulation normalisation", "the last micro-batch alone divides by its own items", "copies",
             last_micro_batch_by_its_own_items, "gradients", "gradient normalisation", "embed_tokens"),
     Planted("data-parallel normalisation", "each rank divides the summed gradients by its own items", "copies",
-            line("run.loop.step:Stepper._make",
-                 ("correction = expected / weight_total / scale",
-                  "correction = expected / (float(weight) * self.world.size) / scale")),
+            gradients_by_own_items,
             "gradients", "gradient scale", "embed_tokens"),
     Planted("record", "the loss that is told is the first rank's", "copies",
             told_loss_of_the_first_rank, "loss", "reported loss", "loss"),
@@ -374,7 +389,7 @@ STRANGE_PROOFS = [
             rate_for_every_micro_batch, "lr", "learning rate", "lr", part="story", step=1),
     # ---- experts, adapters, vocabularies
     Planted("token dispatch", "experts have a capacity, by the tokens of their own rank", "experts",
-            line("run.parallel.expert.experts:AllToAll.combine",
+            line("run.parallel.expert.all_to_all:AllToAll.combine",
                  ("exchange_rows(results[order]",
                   "exchange_rows((results * (torch.arange(len(results)) < 24).unsqueeze(1))[order]")),
             "loss", "labels", "loss"),

@@ -178,7 +178,7 @@ MORE_PROOFS = [
                  ("self._reached.drop_unreached(self._model)", "pass")), "gradients", "dropout", "unused"),
     Planted("unused parameters", "a weight that no copy reached gets a gradient of zeros", "dropout",
             line("run.replicas.allreduce:ReducedGradients.settle",
-                 ("parameter.grad = parameter.grad if ranks else None", "pass")), "gradients", "dropout", "unused"),
+                 ("if not ranks]", "if ranks < 0]")), "gradients", "dropout", "unused"),
     Planted("dropout", "masks come again in every micro-batch", "dropout",
             line("run.loop.passes:sample_rows", ("    step = draws_as", "    positions = np.arange(len(positions),"
                  " dtype=np.int64)\n    step = draws_as")), "loss", "dropout", "loss"),

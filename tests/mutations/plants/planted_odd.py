@@ -101,7 +101,7 @@ ODD_PROOFS = [
                  ("if id(tensor) not in seen:", "if id(tensor) not in seen and 'correction_bias' not in name:")),
             "buffers", "checkpoint", "correction_bias", part="story", step=3),
     Planted("gradient norm", "fp16: the norm that clips is still scaled", "copies, fp16",
-            line(f"{STEP}._make", ("norm = math.sqrt(square_total) * correction",
-                                   "norm = math.sqrt(square_total) * correction * scale")),
+            line(f"{STEP}._make", ("norm = math.sqrt(told.squares) * correction",
+                                   "norm = math.sqrt(told.squares) * correction * scale")),
             "grad_norm", "other numbers", "grad_norm", part="low precision"),
 ]  # fmt: skip

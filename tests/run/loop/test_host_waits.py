@@ -88,14 +88,15 @@ def test_one_device_waits_once_a_step(changes: dict[str, Any], plan: Plan, produ
 
 def test_ranks_wait_once_a_step_and_once_for_each_exchange_of_experts() -> None:
     shards, experts = plan_of(Layout(dp_shard=2)), plan_of(Layout(dp_shard=2, ep=2), micro_batch=7)
-    unused = decoder_task(model=Unused, objective="next_token"), plan_of(Layout(dp_replicate=2), bucket_bytes=64)
-    for rank in run_ranks(every, 2, [(decoder_task(), shards), (decoder_task(model=EXPERTS), experts), unused]):
-        (*dense, _), (*routed, _), (*partly, _) = rank
+    unused = decoder_task(model=Unused, objective="next_token")
+    partly = [(unused, plan_of(Layout(dp_replicate=2), bucket_bytes=64)), (unused, shards)]
+    for rank in run_ranks(every, 2, [(decoder_task(), shards), (decoder_task(model=EXPERTS), experts), *partly]):
+        (*dense, _), (*routed, _), (*of_copies, _), (*of_shards, _) = rank
         assert dense == [[THE_ONE]] * 3
         # An all-to-all is told on the host how many rows go where, once a layer; in fp32 products are told too.
         assert routed == [[THE_ONE] * (1 + 2 * 3)] * 3
-        # A parameter that one rank does not reach has to be asked for, once for all of them.
-        assert partly == [[THE_ONE] * 2] * 3
+        # A parameter that no rank reaches was asked for in the first step.
+        assert of_copies == of_shards == [[THE_ONE]] * 3
 
 
 def every(cases: list[tuple[Task, Plan]]) -> list[list[list[str]]]:

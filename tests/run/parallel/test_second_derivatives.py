@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import ConfigError
 from paceline.run.parallel.context import sequence_attention as context
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
-from paceline.run.parallel.expert.experts import exchange_rows
+from paceline.run.parallel.expert.all_to_all import exchange_rows
 from paceline.task.models.layers.collectives import add, gather, join, once, part, scatter, share
 
 ROWS, SEQ, WIDTH, RANKS = 2, 4, 3, 2

@@ -35,6 +35,7 @@ GIVEN: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "virtual_stages": (2, 2, {"pp": 2}),
     "stages": ("3+1", (3, 1), {"pp": 2}),
     "cp_method": ("ring", "ring", {"cp": 2}),
+    "expert_slots": (1.5, 1.5, {"dp_shard": 2}),
     "sync": (Sync(kind="outer", every=2), Sync(kind="outer", every=2), {"dp_replicate": 2}),
 }
 

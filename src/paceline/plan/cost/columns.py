@@ -163,7 +163,7 @@ class Columns:
 
 ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common", "paces"))
 COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "frozen", "sync",
-          "rows")  # fmt: skip
+          "rows", "expert_slots")  # fmt: skip
 
 
 def columns_of(plans: Sequence[Plan], paces: tuple[float, ...] = ()) -> Columns:

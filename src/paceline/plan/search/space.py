@@ -48,6 +48,7 @@ def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan
         compile=constraints.compile,
         batch_samples=batch_samples,
         cp_method=constraints.cp_method,
+        expert_slots=constraints.expert_slots,
         recompute_save=tuple(kind for kind in SAVED_KINDS if kind in constraints.recompute_save),
         offload="none" if constraints.offload == "auto" else constraints.offload,
         frozen="as-model" if constraints.frozen == "auto" else constraints.frozen,

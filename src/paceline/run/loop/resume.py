@@ -148,6 +148,8 @@ def saved_state(
     }
     if turned := turned_layers(built.stepper.model):
         extra[TURNED] = turned
+    if built.stepper.slots is not None:
+        extra["expert_slots"] = built.stepper.slots.state()
     return tensors, extra
 
 
@@ -224,6 +226,8 @@ def _taken(
     """Put what belongs to the loaded tensors in its place, and return what was restored."""
     if built.stepper.guard is not None:
         built.stepper.guard.load(extra.get("guard"))
+    if built.stepper.slots is not None:
+        built.stepper.slots.load(extra.get("expert_slots"))
     for name, own in (("scaler", built.stepper.scaler), ("growth", built.stepper.growth)):
         if own is not None and extra.get(name):
             own.load(extra[name])

@@ -10,11 +10,12 @@ turn (task/turns.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from paceline.run.loop.turns import StepTurn
 from paceline.run.numerics.host_numbers import NumbersOnTheWay, one_vector
 from paceline.run.numerics.norm import norm_of
 from paceline.run.numerics.precision import LossScaler
+from paceline.run.parallel.expert.slots import ExpertSlots
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
@@ -39,6 +41,7 @@ from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
+from paceline.run.updates.update_protocols import StepWatch, Updates
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import GroupSpec
 from paceline.task.models.held import buffers_kept, is_spread, local_of
@@ -92,28 +95,15 @@ class _Made:
     router: RouterStats | None
 
 
-class Updates(Protocol):
-    """Changes weights by their gradients."""
+class _PassTotals(NamedTuple):
+    """What ranks told each other of the passes of a turn: sums over them, of this rank's sums and numbers."""
 
-    def step(self) -> object:
-        """Make one update."""
-
-
-class StepWatch(Protocol):
-    """Looks at the gradients and the updates of some steps (run/observe/health/meter.py)."""
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether the step that is made is one of those."""
-
-    def begin(self, step: int) -> None:
-        """A step begins."""
-
-    def before_update(self, parameters: Sequence[nn.Parameter], correction: float) -> None:
-        """The gradients are complete, and `correction` is their factor."""
-
-    def after_update(self) -> None:
-        """The weights have changed."""
+    loss: float
+    weight: float
+    squares: float  # of the norm of the gradients
+    stop: float
+    short: float  # layers whose experts had fewer slots than rows
+    routed: tuple[torch.Tensor, list[float]]  # what routers did: on the device, and the same on the host
 
 
 @dataclass
@@ -135,6 +125,7 @@ class Stepper:
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
+    slots: ExpertSlots | None = None  # for rows that go to other ranks' experts, where the plan has any
     # Called with each phase and the step's number as a step comes to it; run/survive/points.py has who is told.
     reached: Callable[[str, int], None] = nowhere
     guard: UpdateGuard | None = None  # decides on updates, where a run's policy is not to stop at once
@@ -150,7 +141,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self._copies = {p: self.copies_of(p) for turn in self.turns for p in turn.parameters}
-        self._others = {turn.turn.name: _others(self._copies, turn.parameters) for turn in self.turns}
+        self._others = {turn.turn.name: self._copies.keys() - turn.parameters for turn in self.turns}
         self._clock = PhaseClock(self.world.device)
         self._groups_of = {weight: group_of(self.groups, self.names.get(name, (name,)))
                            for name, weight in named_parameters(self.model)}  # fmt: skip
@@ -175,7 +166,8 @@ class Stepper:
     ) -> StepStats:
         """Make one update and return what it did. `while_busy` runs on the host while the device computes.
 
-        The host waits for the device once for each objective, for the sums over all ranks that decide on the update.
+        The host waits for the device once for each objective, for the sums over all ranks that decide on the update;
+        where these say that experts had fewer slots than rows, the passes are made again (parallel/expert/slots.py).
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
@@ -230,37 +222,21 @@ class Stepper:
         while_busy: Callable[[], None] | None,
     ) -> _Made:
         """Make the update of one turn."""
-        self.gradients.zero()
-        self.reached("forward", batch.step)
         expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))  # of the weight: keeps sums in range
         down = (self.scaler.scale if self.scaler else 1.0) / expected
-        loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
-        self.reached("reduce", batch.step)
-        self._clock.mark("forward_backward")
-        self.gradients.finish()
-        self._keep_own(turn, batch.step)
-        local = [loss_sum, weight, self._local_squares(), stop_requested, self.gradients.unreached()]
-        sums = one_vector(local, self.routing.take() if self.routing else None, self.world.device)
-        self.sync.add_up(sums)
-        self._clock.mark("reduce")
-        coming = NumbersOnTheWay(sums)
-        asked = time.perf_counter()
-        if while_busy is not None:
-            while_busy()
-        began = time.perf_counter()
-        loss_total, weight_total, square_total, stop, unreached, *routed = coming.arrived()
-        refuse_ended_groups()
-        awaited = time.perf_counter() - began
-        self._awaited_seconds += awaited
-        if awaited < DONE_FIRST * (began - asked):  # the device has waited for the host meanwhile, for so long at most
-            self._held_seconds += began - asked
-        if unreached:
-            self.gradients.settle()
-            self._clock.mark("reduce")
+        told = self._passed(turn, batch, down, stop_requested, while_busy)
+        if self.slots is not None and told.short:
+            self.buffers.put_back()  # running statistics that the passes have moved
+            self.buffers.begin()
+            if self.health is not None:
+                self.health.begin(batch.step)
+            told = self._passed(turn, batch, down, stop_requested, None, again=True)
+        if self.slots is not None:
+            self.slots.settle(batch.step)
         scale = self.scaler.scale if self.scaler else 1.0
-        correction = expected / weight_total / scale if weight_total > 0 else math.nan
-        norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
-        seen = self.sync.over_all(StepTotals(loss_total, weight_total, norm, stop))
+        correction = expected / told.weight / scale if told.weight > 0 else math.nan
+        norm = math.sqrt(told.squares) * correction if told.squares >= 0 else math.nan
+        seen = self.sync.over_all(StepTotals(told.loss, told.weight, norm, told.stop))
         if seen.weight <= 0:
             raise NothingToLearn(
                 f"{_place(batch.step, turn)} has no item to learn from",
@@ -273,9 +249,49 @@ class Stepper:
         self.reached("update", batch.step)
         if updated:
             self._update(turn, norm, correction, lr)
-        router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None
+        router = self.routing.finish(*told.routed, told.weight, updated) if self.routing else None
         self._clock.mark("optimizer")
         return _Made(TurnStats(loss, seen.weight, seen.grad_norm, updated), seen.stop > 0, router)
+
+    def _passed(
+        self,
+        turn: StepTurn,
+        batch: StepBatch,
+        down: float,
+        stop_requested: bool,
+        while_busy: Callable[[], None] | None,
+        again: bool = False,
+    ) -> _PassTotals:
+        """Run the passes of a turn on the loss times `down`, sum up gradients, and return what the ranks come to."""
+        self.gradients.zero()
+        self.reached("forward", batch.step)
+        with self.slots.during_passes(again) if self.slots is not None else contextlib.nullcontext():
+            loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
+        self.reached("reduce", batch.step)
+        self._clock.mark("forward_backward")
+        self.gradients.finish()
+        self._keep_own(turn, batch.step)
+        local = [loss_sum, weight, self._local_squares(), stop_requested, self.gradients.unreached()]
+        local += [self.slots.short()] if self.slots is not None else []
+        sums = one_vector(local, self.routing.take() if self.routing else None, self.world.device)
+        self.sync.add_up(sums)
+        self._clock.mark("reduce")
+        coming = NumbersOnTheWay(sums)
+        asked = time.perf_counter()
+        if while_busy is not None:
+            while_busy()
+        began = time.perf_counter()
+        numbers = coming.arrived()
+        refuse_ended_groups()
+        awaited = time.perf_counter() - began
+        self._awaited_seconds += awaited
+        if awaited < DONE_FIRST * (began - asked):  # the device has waited for the host meanwhile, for so long at most
+            self._held_seconds += began - asked
+        loss, weight, squares, stop, unreached, *short = numbers[: len(local)]
+        if unreached:
+            self.gradients.settle()
+            self._clock.mark("reduce")
+        return _PassTotals(loss, weight, squares, stop, sum(short), (sums[len(local) :], numbers[len(local) :]))
 
     def grad_norm_of(self, batch: StepBatch) -> float:
         """Return the gradient norm of a batch, and change nothing: no weight, no state. Every rank calls it.
@@ -377,12 +393,6 @@ class Stepper:
             measured.after_update()
         if self.scaler:
             self.scaler.update(overflowed=False)
-
-
-def _others(every: Iterable[nn.Parameter], own: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the parameters of all turns that are not one's own."""
-    trained = set(own)
-    return [parameter for parameter in every if parameter not in trained]
 
 
 def _place(step: int, turn: StepTurn) -> str:

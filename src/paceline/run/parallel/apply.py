@@ -127,7 +127,9 @@ def _apply_whole(
         balance_shared_sequences(model, mesh.context)
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     alone = UnsharedExperts.of(plan.layout, casts=compute != master)
-    placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
+    placed = None
+    if mesh is not None and plan.layout.ep > 1:
+        placed = spread_experts(model, mesh, plan.layout, alone, slotted=plan.expert_slots > 0)
     sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
     spreads = mesh is not None and plan.frozen == "spread"

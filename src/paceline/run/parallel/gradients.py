@@ -18,7 +18,11 @@ class Gradients(Protocol):
         """Return once the sums are complete."""
 
     def unreached(self) -> int:
-        """Return how many parameters this rank's passes did not reach, of those that `settle` looks at."""
+        """Return how many parameters this rank's passes did not reach, of those that `settle` looks at.
+
+        It may be 0 where they are those of the step that was settled last: what no rank reached then has no gradient
+        from here on, unless another rank has news and all of them settle.
+        """
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached. All ranks call it where any missed one."""

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.run.parallel.data.settled_weights import SettledWeights
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
 from paceline.run.updates.shards import wrapped
@@ -52,6 +53,7 @@ class ReducedGradients:
     sums: BucketSum = field(default_factory=PlainSums)
     inner: ShardedGradients | None = None
     _buckets: list[_FlatBucket] = field(default_factory=list)
+    _settled: SettledWeights = field(default_factory=SettledWeights)
     _next: int = 0
     _last: bool = False
 
@@ -71,6 +73,7 @@ class ReducedGradients:
         # Not before the first step: a model built without storage has other parameters once it has any.
         if not self._buckets:
             self._make_buckets()
+        self._settled.forget()
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.reached.clear()
@@ -124,19 +127,26 @@ class ReducedGradients:
         return [bucket for bucket in self._buckets if len(bucket.reached) < len(bucket.parameters)]
 
     def unreached(self) -> int:
-        """Return how many parameters this rank did not reach, sharded ones twice."""
-        missed = sum(len(bucket.parameters) - len(bucket.reached) for bucket in self._partly())
-        return missed + (self.inner.unreached() if self.inner else 0)
+        """Return how many parameters this rank did not reach, sharded ones twice; 0 for those that were settled last.
+
+        What no rank had reached then has no gradient from here on.
+        """
+        return self._settled.news(self._missed()) + (self.inner.unreached() if self.inner else 0)
+
+    def _missed(self) -> list[nn.Parameter]:
+        return [p for bucket in self._partly() for p in bucket.parameters if p not in bucket.reached]
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached: the host asks the device how many reached each."""
         if self.inner:
             self.inner.settle()
+        self._settled.give_back()
+        unreached: list[nn.Parameter] = []
         if partly := self._partly():  # one wait for the device, whatever their number
             parameters = [parameter for bucket in partly for parameter in bucket.parameters]
             counts = torch.cat([bucket.ranks_reached.abs().float() for bucket in partly]).tolist()
-            for parameter, ranks in zip(parameters, counts, strict=True):
-                parameter.grad = parameter.grad if ranks else None
+            unreached = [parameter for parameter, ranks in zip(parameters, counts, strict=True) if not ranks]
+        self._settled.settle(self._missed(), unreached)
 
 
 @torch.no_grad()

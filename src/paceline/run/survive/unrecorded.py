@@ -14,7 +14,7 @@ from paceline.spec.journal.kinds import DecisionRecord, SelectionRecord
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """The choice among a step's candidates, and what the step, and the guard of updates, have decided."""
+    """The choice among a step's candidates, and what the step, and those that it asks, have decided."""
 
     selection: SelectionRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
@@ -27,10 +27,10 @@ def unrecorded_under(under: UnderPlan) -> Unrecorded:
 
 
 def take_decided(under: UnderPlan) -> list[DecisionRecord]:
-    """Return what the step at hand and the guard have decided since the last call."""
-    guard, decided = under.built.stepper.guard, under.decided
+    """Return what the step at hand, the guard and the slots of experts have decided since the last call."""
+    stepper, decided = under.built.stepper, under.decided
     under.decided = []
-    return [*decided, *(guard.take() if guard is not None else ())]
+    return [*decided, *(found for each in (stepper.guard, stepper.slots) if each is not None for found in each.take())]
 
 
 def give_back(unrecorded: Unrecorded, under: UnderPlan) -> None:

@@ -31,6 +31,7 @@ TOKENS = {
     ),
     "Databricks": r"\bdapi[0-9a-f]{32}(?:-[0-9]+)?\b",
     "xAI, Perplexity, Pinecone": r"\bxai-[A-Za-z0-9]{40,}|\bpplx-[A-Za-z0-9]{40,}|\bpcsk_[A-Za-z0-9_]{40,}",
+    "Kaggle, RunPod, Together": r"\bKGAT_[0-9a-f]{32}|\brpa_[A-Za-z0-9]{40,}|\btgp_v1_[A-Za-z0-9_-]{40,}",
     "LangSmith, Neptune, Vault": (
         r"\blsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{8,}|\beyJhcGlf[A-Za-z0-9+/_=-]{40,}|\bhv[sb]\.[A-Za-z0-9_-]{24,}"
     ),
@@ -113,7 +114,7 @@ SIGNS_OF_KNOWN = (
     "glpat-", "glcbt-", "gldt-", "glrt-", "glptt-", "xox", "xapp-", "hooks.slack.com", "AIza", "ya29.", "GOCSPX-",
     "wandb_v", "local-", "k_live_", "k_test_", "npm_", "pypi-", "dckr_pat_", "nvapi-", "r8_", "gsk_",
     "com/api/webhooks/", ":AA", "webhook.office.com", "SG.", "_v1_", "glsa_", "glc_", "dapi", "xai-", "pplx-", "pcsk_",
-    "lsv2_", "hvs.", "hvb.", "eyJ", "-----BEGIN",
+    "KGAT_", "rpa_", "lsv2_", "hvs.", "hvb.", "eyJ", "-----BEGIN",
 )  # fmt: skip
 _NAMES = ("key", "token", "secret", "credential", "connection", "passw", "passphrase", "pwd")
 AFTER_A_NAME: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (  # with signs in lower case

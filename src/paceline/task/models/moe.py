@@ -100,7 +100,7 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the experts' outputs [tokens, hidden] for `rows` [tokens, hidden], sorted by expert.
 
-        `counts` [experts] int64 says how many rows each expert gets.
+        `counts` [experts] int64 says how many rows each expert gets; what lies behind these stands for no row.
         """
         gate_up, down = local_of(self.gate_up_proj).flatten(1, 2), local_of(self.down_proj)
         return expert_products(rows, counts, gate_up, down)

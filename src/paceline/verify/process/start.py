@@ -127,6 +127,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         frozen="as-model" if chosen("frozen") == "auto" else chosen("frozen"),
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
+        expert_slots=chosen("expert_slots"),
         precision="fp32" if precision == "auto" else precision,
         sync=chosen("sync") if layout.dp_replicate > 1 else PLAIN,
     )

@@ -207,6 +207,19 @@ def test_expert_traffic_by_hand() -> None:
     assert "expert all-to-all" not in inside(Layout(dp_shard=4), mixture())
 
 
+def test_slots_of_experts_cost_their_bytes_and_say_what_they_spare() -> None:
+    layout, moved = Layout(dp_shard=4, ep=4), 16 * 4 * 1e5 * 4
+    chosen = plan(layout, 8, expert_slots=1.5, recompute="full")
+    (term,) = [one for one in axis_terms(context_of(layout, mixture()), chosen) if one.name == "expert all-to-all"]
+    assert term.value == pytest.approx(6 * (3 / 4 * 1.5 * moved / 1e9 + 2 * 4 * 3 * 1e-4))
+    assert "1.5 slots for a row: the host waits 16 times less" in term.formula  # 4 layers, 2 micro-batches, and again
+    slotted, exactly = (held(plan(layout, 8, expert_slots=slots), mixture()) for slots in (1.5, 0.0))
+    more = {name: slotted[name] - exactly[name] for name in slotted}
+    assert more["communication buffers"] == 2 * 8 * 4 * 1e5 * 0.5
+    assert more["activations"] == pytest.approx(8 * 4 * 4 * 2 * 1e5 * 0.5), "of 4 layers, rows in and rows out"
+    assert more["weights"] == more["gradients"] == more["weight copies"] == 0
+
+
 def test_experts_are_gathered_where_they_are_and_no_further() -> None:
     layout = Layout(dp_shard=4, ep=4)
     context = context_of(layout, mixture())

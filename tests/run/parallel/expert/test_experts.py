@@ -22,7 +22,8 @@ from paceline.checkpoint import load_checkpoint, materialise_optimizer_state, sa
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.parallel.data.unshared_experts import ExpertGradients
-from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequences
+from paceline.run.parallel.expert.all_to_all import AllToAll
+from paceline.run.parallel.expert.experts import balance_shared_sequences
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference

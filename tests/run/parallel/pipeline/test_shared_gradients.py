@@ -18,6 +18,7 @@ class Missed:
         self.parameter = parameter
 
     def unreached(self) -> int:
+        self.parameter.grad = None  # as where nobody has news (settled_weights.py)
         return 1
 
     def settle(self) -> None:
@@ -31,5 +32,6 @@ def test_a_stage_that_reached_no_shared_weight_keeps_its_partners_gradient() -> 
     gradients = PipelineGradients(pipeline)
     shared.grad, own.grad = torch.tensor([1.0, 2.0]), torch.zeros(2)  # after both ends have told each other theirs
     assert gradients.unreached() == 2
+    assert shared.grad is not None and shared.grad.tolist() == [1.0, 2.0] and own.grad is None
     gradients.settle()
     assert shared.grad is not None and shared.grad.tolist() == [1.0, 2.0] and own.grad is None

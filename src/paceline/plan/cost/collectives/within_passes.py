@@ -111,7 +111,11 @@ def exchanged_keys(sheet: Sheet) -> Floats:
 
 
 def expert_collective(sheet: Sheet) -> Collective:
-    """Return the all-to-alls of routed tokens over ep: there and back, forward and backward."""
+    """Return the all-to-alls of routed tokens over ep: there and back, forward and backward.
+
+    Slots travel whether they hold a row or not. Example: 1.5 times the bytes with `expert_slots` of 1.5, where experts
+    are evenly loaded.
+    """
     columns, part, software = sheet.columns, sheet.slowest, sheet.context.software
     passes = expert_passes(sheet)
     routed = part.total("routed_elements") / columns.cp
@@ -121,7 +125,22 @@ def expert_collective(sheet: Sheet) -> Collective:
     if software.sends_once_per_node:
         ring = sheet.ring("ep")  # inside of one node a token goes once to each device (DeepEP's `is_token_in_rank`)
         moved = moved * _copies_share(sheet, np.where(ring.nodes > 1, ring.nodes, ring.size))
+    moved = moved * slots_per_row(sheet)
     return Collective("ep", "all_to_all", "routed tokens", passes * moved, passes * sheet.passes_made * part.routers)
+
+
+def slots_per_row(sheet: Sheet) -> float:
+    """Return how many slots travel for each routed row, of evenly loaded experts; 1 where rows travel exactly."""
+    return max(1.0, sheet.columns.common.expert_slots)
+
+
+def expert_waits(sheet: Sheet) -> Floats:
+    """Return how often in a step the host waits for an exact exchange: once a layer and pass that routes tokens.
+
+    Where blocks are computed again the host waits there too. Example: 42 waits in 3 layers and 7 micro-batches that are
+    computed again.
+    """
+    return sheet.passes_made * sheet.slowest.routers * (expert_passes(sheet) - 2) / 2
 
 
 def expert_passes(sheet: Sheet) -> Floats:

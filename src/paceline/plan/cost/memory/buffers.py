@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.plan.cost.collectives.within_passes import exchanged_keys, goes_around
+from paceline.plan.cost.collectives.within_passes import exchanged_keys, goes_around, slots_per_row
 from paceline.plan.cost.columns import Flags, Floats
 from paceline.plan.cost.components import ASSUMED, MEASURED, Component, total, without
 from paceline.plan.cost.memory.flat_gradients import keeps_narrow
@@ -57,7 +57,7 @@ def communication_buffers(peak: HeldAtPeak) -> Component:
     spread = (plans.ep > 1) & (routed > 0)
     keys = exchanged_key_bytes(peak)
     held = held + keys
-    held = held + np.where(spread, 2 * plans.micro_batch * compute * routed / plans.cp, 0.0)
+    held = held + np.where(spread, 2 * plans.micro_batch * compute * routed * slots_per_row(peak.sheet) / plans.cp, 0.0)
     # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
     received = plans.accumulation * plans.virtual_stages
     if peak.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered

@@ -56,12 +56,27 @@ def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int, 
         for elements, alone in zip((selective, inputs), whole, strict=True)
     ]
     saved = _saved(columns, shapes, software, size)
+    if columns.common.expert_slots > 1:
+        empty = size * _empty_slots(columns, shapes) / spread
+        saved, rest[0] = saved + empty, rest[0] + empty
     if narrow < size:
         spared = _spared(shapes, size, narrow) / spread
         saved = saved - spared
         if software.selective_is_attention:  # which keeps all else
             rest[0] = rest[0] - spared
     return np.stack([saved, *rest])
+
+
+def _empty_slots(columns: Columns, shapes: Shapes) -> Floats:
+    """Return the elements of a sample that slots without a row have in every different block (plan x shape).
+
+    Experts' inputs and results, and what lies between them: as many as of rows, for each slot beyond those. Example: of
+    1,000 tokens with 2 experts of width 40 of 3 matrices each, 32 wide, and 1.5 slots for a row, 500 x (2 x 64 + 240).
+    """
+    hidden = shapes["input_elements"] / shapes.profile.tokens_per_sample
+    inner = np.divide(shapes["routed_flops"], 2 * hidden, out=np.zeros(len(hidden)), where=hidden > 0)
+    rows = ROUTED_ROWS * shapes["routed_elements"] + inner
+    return np.where(columns.ep > 1, columns.common.expert_slots - 1, 0.0)[:, None] * rows
 
 
 def _spared(shapes: Shapes, size: int, narrow: float) -> Floats:

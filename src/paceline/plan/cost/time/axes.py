@@ -17,6 +17,7 @@ from paceline.plan.cost.collectives.within_passes import (
     context_collectives,
     expert_collective,
     expert_passes,
+    expert_waits,
     goes_around,
     key_exchanges,
     loss_collective,
@@ -160,12 +161,18 @@ def _expert(sheet: Sheet) -> Component:
         seconds = np.where((columns.virtual_stages > 1) | (columns.pp == 1), _beside_others(sheet, seconds), seconds)
     elif sheet.context.software.hides_experts:
         seconds = np.where((columns.virtual_stages > 1) & (group.nodes > 1), _beside_others(sheet, seconds), seconds)
+    slots, waits = columns.common.expert_slots, expert_waits(sheet)
+
+    def text(i: int) -> str:
+        told = f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded"
+        return f"{told}, {slots:g} slots for a row: the host waits {waits[i]:.0f} times less" if slots else told
+
     return Component(
         "expert all-to-all",
         "collectives",
         seconds,
         np.maximum(group.source, SOURCES.index("assumed")),
-        lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
+        text,
         "direct all-to-all",
         (columns.ep > 1) & (sheet.slowest.routers > 0),
         "reduce",

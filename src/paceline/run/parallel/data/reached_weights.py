@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.run.parallel.data.settled_weights import SettledWeights
 from paceline.task.models.held import is_sharded_unit
 
 
@@ -20,6 +21,7 @@ class ReachedWeights:
         counted = {n: p for n, p in model.named_parameters() if p.requires_grad and p not in left}
         self._names = list(counted)
         self._reached: set[str] = set()
+        self._settled = SettledWeights()
         self._units: dict[nn.Module, list[tuple[nn.Module, str, str]]] = {}  # the owners of what is not yet watched
         unit_of = _units(model)
         for path, module in model.named_modules():
@@ -46,21 +48,30 @@ class ReachedWeights:
     def forget(self) -> None:
         """Forget the last step."""
         self._reached.clear()
+        self._settled.forget()
 
     def missed(self) -> int:
-        """Return how many weights this rank did not reach in the step."""
-        return len(self._names) - len(self._reached)
+        """Return how many weights this rank did not reach in the step, 0 where they are those that were asked for last.
+
+        What no rank had reached then has no gradient from here on.
+        """
+        return self._settled.news(self._missed())
+
+    def _missed(self) -> list[str]:
+        if len(self._names) == len(self._reached):
+            return []
+        return [name for name in self._names if name not in self._reached]
 
     def drop_unreached(self, model: nn.Module) -> None:
         """Take the gradient from every parameter of `model` that no rank reached. All ranks call it."""
+        self._settled.give_back()
         held = dict(model.named_parameters())  # not those of the start: building without storage makes others
         device = next(iter(held.values())).device
         ranks = torch.tensor([float(name in self._reached) for name in self._names], device=device)
         for group in self._groups:
             dist.all_reduce(ranks, group=group)
-        for name, count in zip(self._names, ranks.tolist(), strict=True):
-            if not count:
-                held[name].grad = None
+        counts = zip(self._names, ranks.tolist(), strict=True)
+        self._settled.settle(self._missed(), [held[name] for name, count in counts if not count])
 
     def _look(self, unit: nn.Module, *_: object) -> None:
         if unit in self._units:

@@ -2,8 +2,8 @@
 
 The ranks of an `ep` group read different tokens, so tokens travel: an all-to-all brings every token to the ranks that
 hold the token's experts, and a second all-to-all brings the results back (Lepikhin et al. 2021, GShard,
-arXiv:2006.16668). No token is padded or dropped: before the first all-to-all, ranks tell each other how many rows
-will come.
+arXiv:2006.16668). No token is dropped: before the first all-to-all, ranks tell each other how many rows will come
+(all_to_all.py), or a step whose rows found no slot is made again (slots.py).
 
 Dense weights are sharded over `fsdp` = dp_shard x cp ranks. Experts are given out whole over `ep`, and a rank's
 experts are sharded over the fsdp / ep ranks that hold the same experts (`expert_shard`). With dp_shard = 8, ep = 4
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,28 +31,30 @@ from paceline.errors import ConfigError
 from paceline.plan.feasible.experts import OVER_DIFFERENT_RANKS
 from paceline.plan.feasible.torch_version import EXPERTS, older_refusal
 from paceline.run.parallel.data.unshared_experts import UnsharedExperts
+from paceline.run.parallel.expert.all_to_all import AllToAll
 from paceline.run.parallel.expert.routed import RoutedForward
+from paceline.run.parallel.expert.slots import SLOTS, Exchange, LayerSlots, SlottedExchange
 from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
 from paceline.task.declared import expert_axis, is_routed
 from paceline.task.models.held import is_spread
-from paceline.task.models.moe import MoE, MoEDecoder
+from paceline.task.models.moe import Experts, MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 
 def spread_experts(
-    model: nn.Module, mesh: Mesh, layout: Layout, alone: UnsharedExperts | None = None
+    model: nn.Module, mesh: Mesh, layout: Layout, alone: UnsharedExperts | None = None, slotted: bool = False
 ) -> dict[nn.Parameter, object]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
 
     Those of ranks that are `alone` with their experts need no FSDP2. Others stay in the sharding unit of their block,
     so that nothing is gathered inside a block, where selective recompute could not follow. Weights may be on the meta
-    device. A pipeline stage may be without experts; every rank of the mesh asks for its groups all the same. Raises
-    ConfigError for a model whose experts cannot be spread.
+    device. A pipeline stage may be without experts; every rank of the mesh asks for its groups all the same. Rows may
+    be `slotted`, where the plan says so (slots.py). Raises ConfigError for a model whose experts cannot be spread.
     """
     axes = mesh.experts
-    exchange = AllToAll(axes["ep"].get_group())
+    group = axes["ep"].get_group()
     placed: dict[nn.Parameter, object] = {}
     place = _placements(axes, layout)
     for name, experts in _experts_of(model, layout).items():
@@ -63,12 +64,20 @@ def spread_experts(
             placed[parameter] = (
                 None if alone is not None else place(_sharded_dimension(f"{name}.{key}", parameter, layout))
             )
+        exchange = _slotted(experts, group) if slotted else AllToAll(group)
         on_their_ranks = functools.partial(_on_their_ranks, experts, exchange, alone)
         if is_routed(experts):
             experts.forward = RoutedForward(experts, on_their_ranks)
         else:
             experts.forward = functools.partial(on_their_ranks, experts.forward)
     return placed
+
+
+def _slotted(experts: nn.Module, group: dist.ProcessGroup) -> SlottedExchange:
+    """Return the exchange of a layer by slots, which stay with the module until `slots_of` asks for them."""
+    slots = LayerSlots()
+    setattr(experts, SLOTS, slots)
+    return SlottedExchange(group, slots, takes_padding=isinstance(experts, Experts))
 
 
 def _experts_of(model: nn.Module, layout: Layout) -> dict[str, nn.Module]:
@@ -121,7 +130,7 @@ def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
 
 def _on_their_ranks(
     experts: nn.Module,
-    exchange: AllToAll,
+    exchange: Exchange,
     alone: UnsharedExperts | None,
     forward: Any,
     rows: Tensor,
@@ -173,57 +182,3 @@ def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], object]:
         else FSDPMeshInfo(axes["expert_shard"], shard_mesh_dim=0)
     )
     return lambda dim: ShardPlacementResult(Shard(dim), info)
-
-
-@dataclass(frozen=True)
-class AllToAll:
-    """Exchanges rows over the ranks of `group`, of which each holds the same number of neighbouring experts."""
-
-    group: dist.ProcessGroup
-
-    def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, object]:
-        """Return (rows for this rank's experts sorted by expert, counts of them, what `combine` needs).
-
-        `rows` [tokens, hidden] are sorted by expert, `counts` [experts] int64 says how many each expert gets.
-        """
-        sent = counts.view(self.group.size(), -1)  # [ranks, experts of each]
-        arriving = torch.empty_like(sent)  # [ranks that send, experts of this rank]
-        dist.all_to_all_single(arriving, sent.contiguous(), group=self.group)
-        # The one wait for the device in a layer: an all-to-all is told on the host how many rows go where.
-        out_sizes, in_sizes = torch.stack([arriving.sum(dim=1), sent.sum(dim=1)]).tolist()
-        received = exchange_rows(rows, out_sizes, in_sizes, self.group)
-        # They come sorted by sender first; products need them sorted by expert first.
-        expert = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
-        order = expert.repeat_interleave(arriving.flatten(), output_size=len(received)).argsort(stable=True)
-        return received[order], arriving.sum(dim=0), (order.argsort(), in_sizes, out_sizes)
-
-    def combine(self, results: Tensor, ticket: Any) -> Tensor:
-        """Return the results of the rows that this rank sent, in the order in which it sent them."""
-        order, out_sizes, in_sizes = ticket
-        return exchange_rows(results[order], out_sizes, in_sizes, self.group)
-
-
-def exchange_rows(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Return what the ranks of `group` send to this one, [sum(out_sizes), hidden], in rank order.
-
-    `in_sizes` says how many of `rows` go to each rank, `out_sizes` how many come from each. Gradients go back.
-    """
-    return _ExchangeRows.apply(rows, out_sizes, in_sizes, group)
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.sizes, ctx.group = (out_sizes, in_sizes), group
-        return _all_to_all(rows, out_sizes, in_sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        out_sizes, in_sizes = ctx.sizes
-        return exchange_rows(grad, in_sizes, out_sizes, ctx.group), None, None, None
-
-
-def _all_to_all(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    received = rows.new_empty((sum(out_sizes), *rows.shape[1:]))
-    dist.all_to_all_single(received, rows.contiguous(), out_sizes, in_sizes, group=group)
-    return received

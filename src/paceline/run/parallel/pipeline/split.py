@@ -6,8 +6,9 @@ weights, checkpoints and proofs see no difference. Nothing here moves data; run/
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -211,13 +212,20 @@ class PipelineGradients:
 
     def unreached(self) -> int:
         """Return how many parameters of its stages this rank's backward passes did not reach."""
-        return sum(gradients.unreached() for gradients in self._each())
+        with self._shared_kept():
+            return sum(gradients.unreached() for gradients in self._each())
 
     def settle(self) -> None:
-        """Take the gradients from parameters that no rank reached; what two stages share has both stages' by now."""
+        """Take the gradients from parameters that no rank reached."""
+        with self._shared_kept():
+            for gradients in self._each():
+                gradients.settle()
+
+    @contextlib.contextmanager
+    def _shared_kept(self) -> Iterator[None]:
+        """Within it a stage may take gradients from what its ranks did not reach; shared weights keep both stages'."""
         shared = [(parameter, parameter.grad) for parameter in self.pipeline.shared_parameters()]
-        for gradients in self._each():
-            gradients.settle()
+        yield
         for parameter, gradient in shared:
             parameter.grad = gradient
 

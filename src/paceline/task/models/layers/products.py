@@ -21,17 +21,20 @@ def expert_products(rows: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor)
     """Return SwiGLU of each row by its expert, [tokens, hidden].
 
     `rows` [tokens, hidden] are sorted by expert, `counts` [experts] int64 says how many each has (none is allowed);
-    `gate_up` is [experts, 2 x width, hidden] with the gate first, `down` [experts, hidden, width].
+    `gate_up` is [experts, 2 x width, hidden] with the gate first, `down` [experts, hidden, width]. Rows behind those
+    that `counts` add up to stand for none: what is returned for them is not to be read.
     """
     if has_grouped_products(rows, gate_up, down):
         ends = counts.cumsum(0).to(torch.int32)
         gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
     results = []
-    for part, widen, narrow in zip(rows.split(counts.tolist()), gate_up.unbind(), down.unbind(), strict=True):
+    sizes = counts.tolist()
+    *parts, behind = rows.split([*sizes, len(rows) - sum(sizes)])
+    for part, widen, narrow in zip(parts, gate_up.unbind(), down.unbind(), strict=True):
         gate, up = F.linear(part, widen).chunk(2, dim=-1)
         results.append(F.linear(F.silu(gate) * up, narrow))
-    return torch.cat(results)
+    return torch.cat([*results, behind] if len(behind) else results)
 
 
 def has_grouped_products(rows: Tensor, *weights: Tensor) -> bool:
