@@ -100,17 +100,17 @@ def trust(item: Scored) -> float:
     """Return what part of an anchor's departure, as a logarithm, belongs to its series, the rest being its own.
 
     A forecast is as unsure as its interval says. What rows of a series have in common of that is how fast the chip
-    computes under the program. What a step waits for, and what a row leaves open, is the row's own: other rows wait
-    for other links. So an interval that is wider for what its step waits for trusts its anchor less, and one that is
-    wider for a chip that nobody measured trusts it more.
+    computes under the program, and how fast its host starts operators. What links a step waits for, and what a row
+    leaves open, is the row's own: other rows wait for other links. So an interval that is wider for the links that its
+    step waits for trusts its anchor less, and one that is wider for a chip that nobody measured trusts it more.
 
     Example: of an 80 % interval of 0.19, a deviation of 0.148, it is 0.148^2 / (0.148^2 + 0.1^2) = 0.69; of a chip that
     nobody measured, 0.36, it is 0.89. Where 0.06 of the first is of a tenth of the step that waits for links, it is
     0.62.
     """
     seconds = item.priced.step_seconds
-    waits = waiting_parts([(term.kind, term.seconds) for term in item.priced.terms])
-    own = Widths(0.0, 0.0, "").of_step(*waits, item.priced.starting, is_open=item.case.is_open).narrow
+    links, _ = waiting_parts([(term.kind, term.seconds) for term in item.priced.terms])
+    own = Widths(0.0, 0.0, "").of_step(links, 0.0, is_open=item.case.is_open).narrow
     series = max(0.0, math.log(seconds.high_80 / seconds.value) ** 2 - own**2) / Z80**2
     return series / (series + (own / Z80) ** 2 + ROWS**2)
 

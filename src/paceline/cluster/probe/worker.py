@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.here.imported import TORCH_OF_A_RANK
+from paceline.cluster.here.imported import OWN_BYTES, TORCH_OF_A_RANK
 from paceline.cluster.probe.block import block_times, passes_by_rows
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.rank import Rank
@@ -280,8 +280,8 @@ def warm_libraries(rank: Rank) -> None:
 def resident_bytes(kind: str) -> int:
     """Return what this process holds as a run measures it (run/memory/spent.py).
 
-    On a CPU that is resident memory without the pages of files, such as libraries; on CUDA what the driver counts
-    beyond torch's tensors.
+    On a CPU that is resident memory without the pages of files, such as libraries, and what a rank's own modules add;
+    on CUDA what the driver counts beyond torch's tensors.
     """
     if kind == "cuda":
         import torch
@@ -290,7 +290,7 @@ def resident_bytes(kind: str) -> int:
         return total - free - torch.cuda.memory_reserved()
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     told = {name: int(line.split()[1]) * 1024 for line in lines for name in ("VmRSS", "RssFile") if name + ":" in line}
-    return max(0, told.get("VmRSS", 0) - told.get("RssFile", 0))
+    return max(0, told["VmRSS"] - told.get("RssFile", 0)) + OWN_BYTES if "VmRSS" in told else 0
 
 
 def one_pass(rank: Rank, before: ProbePass | None = None) -> ProbePass:
