@@ -1,4 +1,4 @@
-"""The heap of a process that trains on a CPU joins what is freed, so that tensors of one size use each other's place."""
+"""The heap of a process that trains on a CPU joins what is freed, so that a tensor fits where one of its size was."""
 
 from __future__ import annotations
 
