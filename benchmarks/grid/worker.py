@@ -16,10 +16,12 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from grid.pace import FixedStep
+from paceline.cluster.here.imported import TORCH_OF_A_RANK
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.assemble import assemble
@@ -80,7 +82,10 @@ def measure(request_path: Path, result_path: Path) -> None:
     request = json.loads(request_path.read_text())
     world = join_world("cpu", threads=request["threads"], place=place_here(os.environ))
     task = take_over(Path(request["spec"])).task
-    base = resident("VmRSS")
+    # As a run's ranks do: else the first plan that needs a module would hold it, and the others not.
+    for name in TORCH_OF_A_RANK:
+        import_module(name)
+    base = resident("VmRSS") - resident("RssFile")
     source, _ = open_sources(task.data, task.seed)
     turns: list[Turn] = []
     peaks: list[float] = []  # of all steps

@@ -459,20 +459,23 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
 
 def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
     rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
-    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** 0.8)
+    own = (COMMUNICATING * 0.2 / Z80) ** 2 + ROWS**2  # a fifth of the anchor's step waits for links
+    known = 0.2**2 / (0.2**2 + own)
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** known)
     assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
     (series,) = anchor_smallest(rows[::-1]).series
-    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**0.8))
-    found = [computes * 1.25**0.8 + 2.0 for computes in (4.0, 2.0)]
+    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**known))
+    found = [computes * 1.25**known + 2.0 for computes in (4.0, 2.0)]
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
     unsure = replace(rows[0].priced.step_seconds, high_80=10.0 * math.exp(0.36))
     of_an_unknown_chip = replace(rows[0], priced=replace(rows[0].priced, step_seconds=unsure))
-    computing = (0.36**2 - (COMMUNICATING * 0.2) ** 2) / Z80**2  # a fifth of it waits for links
-    assert trust(of_an_unknown_chip) == pytest.approx(computing / (computing + ROWS**2))
-    assert trust(rows[0]) == pytest.approx(0.2**2 / (0.2**2 + 0.1**2)) and trust(of_an_unknown_chip) > 0.87
-    waits_most, whole = anchored_row(8, 12.0, 2.0, 8.0), 0.2**2 + (COMMUNICATING * 0.8 / Z80) ** 2
-    trusted = 1.2 ** (whole / (whole + ROWS**2))
-    assert anchor_factor(waits_most) == pytest.approx(trusted), "of what mostly waits, the whole step"
+    computing = (0.36**2 - (COMMUNICATING * 0.2) ** 2) / Z80**2
+    assert trust(of_an_unknown_chip) == pytest.approx(computing / (computing + own))
+    assert trust(of_an_unknown_chip) > known, "an interval that is wider for its chip trusts its anchor more"
+    waits_most = anchored_row(8, 12.0, 2.0, 8.0)
+    little = 0.2**2 / (0.2**2 + (COMMUNICATING * 0.8 / Z80) ** 2 + ROWS**2)
+    assert anchor_factor(waits_most) == pytest.approx(1.2**little), "of what mostly waits, the whole step"
+    assert trust(waits_most) < known, "and one that is wider for what its step waits for, less"
 
 
 @pytest.mark.parametrize("program", ["pytorch-fsdp1", "pytorch-fsdp2", "olmo", "lingua", "torchtune"])

@@ -159,14 +159,16 @@ def test_a_probe_leaves_what_a_gpu_sustains_of_its_published_peak_and_knows_the_
     assert new.matmul_flops == {"bf16": ((0, 8.2e14),)} and new.measured_peaks and new.matmul_source == "measured"
 
 
-def test_a_gpus_older_probe_is_told_and_a_cpus_stays_valid(two_gpus, tmp_path):
+def test_an_older_probe_is_told_and_that_of_another_kind_stays_valid(two_gpus, tmp_path):
     two_gpus()
     path = probe_path("box", "cuda", 2, 0, tmp_path)
     write_probe({**RECORD, "kind": "cuda", "schema": 8}, path)
     cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
     assert not cluster.date and "has another format: run `paceline probe` again" in remarks[0]
-    write_probe({**RECORD, "schema": 8}, tmp_path / "cpu.json")
+    write_probe(RECORD, tmp_path / "cpu.json")
     assert read_probe(tmp_path / "cpu.json", "A CPU")[0] is not None
+    write_probe({**RECORD, "schema": 8}, tmp_path / "cpu.json")  # which counts the pages of libraries
+    assert read_probe(tmp_path / "cpu.json", "A CPU")[0] is None
 
 
 def test_a_cpu_build_of_torch_cannot_use_a_gpu(two_gpus, monkeypatch, tmp_path):

@@ -80,7 +80,7 @@ def _anchored(items: Sequence[Scored]) -> AnchoredSeries:
     errors = [abs(forecast / real - 1) for forecast, real in zip(forecasts, measured, strict=True)]
     row = anchor.case.row
     return AnchoredSeries(
-        name=f"{row.source}: {row.model}, {row.accelerator}, {row.precision}",
+        name=f"{row.source}: {row.model}, {row.program}, {row.accelerator}, {row.precision}",
         devices=anchor.case.cluster.devices,
         rows=len(others),
         factor=factor,
@@ -96,20 +96,23 @@ def _smallness(item: Scored) -> tuple[int, int]:
     return item.case.cluster.devices, item.case.row.seq_len or 0
 
 
-def trust(item: Scored, of_whole: bool = False) -> float:
+def trust(item: Scored) -> float:
     """Return what part of an anchor's departure, as a logarithm, belongs to its series, the rest being its own.
 
-    A forecast is as unsure as its interval says, but for what its step waits for where the departure is of what devices
-    compute; all of it the rows of a series have in common but ROWS.
+    A forecast is as unsure as its interval says. What rows of a series have in common of that is how fast the chip
+    computes under the program, and how fast its host starts operators. What links a step waits for, and what a row
+    leaves open, is the row's own: other rows wait for other links. So an interval that is wider for the links that its
+    step waits for trusts its anchor less, and one that is wider for a chip that nobody measured trusts it more.
 
     Example: of an 80 % interval of 0.19, a deviation of 0.148, it is 0.148^2 / (0.148^2 + 0.1^2) = 0.69; of a chip that
-    nobody measured, 0.36, it is 0.89.
+    nobody measured, 0.36, it is 0.89. Where 0.06 of the first is of a tenth of the step that waits for links, it is
+    0.62.
     """
     seconds = item.priced.step_seconds
-    waits = waiting_parts([(term.kind, term.seconds) for term in item.priced.terms])
-    waiting = 0.0 if of_whole else Widths(0.0, 0.0, "").of_step(*waits, item.priced.starting).narrow
-    series = (math.log(seconds.high_80 / seconds.value) ** 2 - waiting**2) / Z80**2
-    return max(0.0, series) / (max(0.0, series) + ROWS**2)
+    links, _ = waiting_parts([(term.kind, term.seconds) for term in item.priced.terms])
+    own = Widths(0.0, 0.0, "").of_step(links, 0.0, is_open=item.case.is_open).narrow
+    series = max(0.0, math.log(seconds.high_80 / seconds.value) ** 2 - own**2) / Z80**2
+    return series / (series + (own / Z80) ** 2 + ROWS**2)
 
 
 def anchor_factor(item: Scored) -> float:
@@ -121,7 +124,7 @@ def anchor_factor(item: Scored) -> float:
     waiting = _waiting(item)
     if waiting < forecast / 2 and measured > waiting:
         return float(((measured - waiting) / (forecast - waiting)) ** trust(item))
-    return float((measured / forecast) ** trust(item, of_whole=True))
+    return float((measured / forecast) ** trust(item))
 
 
 def anchored_seconds(item: Scored, factor: float) -> float:
@@ -150,7 +153,7 @@ def anchored_lines(found: Anchored) -> list[str]:
     """Return what was found, for people."""
     lines = ["anchored at the smallest row of each series:"]
     lines += [
-        f"  {one.name[:60]:60} from {one.devices:5,} devices: {one.rows:4} rows, MAPE {one.mape:6.1%} "
+        f"  {one.name[:76]:76} from {one.devices:5,} devices: {one.rows:4} rows, MAPE {one.mape:6.1%} "
         f"({one.unanchored_mape:.1%} without), Spearman {one.spearman:.2f}, worst regret {one.regret:.1%}"
         for one in found.series
     ]

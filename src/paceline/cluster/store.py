@@ -18,8 +18,9 @@ from paceline.errors import StorageError
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord
 
-# Of a probe's file, by the kind of device. 9 of CUDA: operands are random, and the fused update is of larger tensors.
-SCHEMAS = {"cpu": 8, "cuda": 9}
+# Of a probe's file, by the kind of device. 9 of CUDA: operands are random, and the fused update is of larger tensors;
+# 9 of CPUs: what a process holds is without the pages of files.
+SCHEMAS = {"cpu": 9, "cuda": 9}
 
 
 def cache_dir() -> Path:

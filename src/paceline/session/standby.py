@@ -21,9 +21,11 @@ import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.here.imported import TORCH_OF_A_RANK
 from paceline.lock import LOCK_VARIABLE
 from paceline.supervise.forked import leave, split
 from paceline.supervise.lines import Lines
@@ -66,11 +68,9 @@ def prepare(kind: str) -> str:
     """
     gc.disable()  # until all is imported, of which nothing is garbage: it takes a sixth of the time
     import torch
-    import torch._dynamo  # of which DTensor's first use would import it
-    import torch.distributed.checkpoint  # of which a DTensor that is cut would
-    import torch.distributed.pipelining  # of which stages would
-    import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
+    for name in TORCH_OF_A_RANK:
+        import_module(name)
     if kind == SCRIPT:
         import paceline.session.run
     else:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from paceline.cluster.here.heap import joined_heap
 from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
 from paceline.patience import Patience
@@ -80,7 +81,8 @@ class Standby:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), kind],
                 env={
-                    **NO_THREADS, **HASHES_ALIKE, **waiting(environ), **environ, PARENT_VARIABLE: str(os.getpid())
+                    **NO_THREADS, **HASHES_ALIKE, **waiting(environ), **environ, **joined_heap(environ),
+                    PARENT_VARIABLE: str(os.getpid()),
                 },
                 process_group=0, pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.cluster.here.heap import joined_heap
 from paceline.cluster.here.waiting import waiting
 from paceline.errors import PacelineError, Requeue, of_rank
 from paceline.lock import RunLock
@@ -73,7 +74,8 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
         held = lock.for_first_rank() if lock else {}
         with opened(place) as streams:
             return subprocess.Popen(
-                list(command), env={**HASHES_ALIKE, **waiting(environ), **environ, **place, **held}, process_group=0,
+                list(command), process_group=0,
+                env={**HASHES_ALIKE, **waiting(environ), **environ, **joined_heap(environ), **place, **held},
                 pass_fds=(lock.descriptor,) if lock else (), stdout=streams.get("stdout"), stderr=streams.get("stderr"),
             )  # fmt: skip
 

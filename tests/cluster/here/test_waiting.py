@@ -1,4 +1,7 @@
-"""How threads wait: chosen before torch is loaded, in every process that computes, and never against the user."""
+"""How threads wait: chosen before torch is loaded, in every process that computes, and never against the user.
+
+What heaps join is told to the same processes (test_heap.py), and looked for in what these are told.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from pathlib import Path
 import pytest
 from runs import environment
 
+from paceline.cluster.here.heap import HEAP_VARIABLE, joined_heap
 from paceline.cluster.here.prepare import told_waiting
 from paceline.cluster.here.waiting import CHOSEN_BY_USER, SPIN_TURNS, SPIN_VARIABLE, waiting
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import supervise
 
-TELL = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('GOMP_SPINCOUNT', 'none'))"
+TELL = """
+import os, sys
+open(sys.argv[1], 'w').write(os.environ.get('GOMP_SPINCOUNT', 'none') + ' ' + os.environ.get('GLIBC_TUNABLES', 'none'))
+"""
+HEAP = joined_heap({}).get(HEAP_VARIABLE, "none")
 
 
 def unchosen(**chosen: str) -> dict[str, str]:
     """Return the environment of a command where the user has chosen this alone."""
-    left = {name: value for name, value in environment().items() if name not in CHOSEN_BY_USER}
+    left = {name: value for name, value in environment().items() if name not in (*CHOSEN_BY_USER, HEAP_VARIABLE)}
     return {**left, **chosen}
 
 
@@ -36,16 +44,16 @@ def test_what_the_user_has_chosen_stays(name: str) -> None:
 def test_ranks_are_started_with_it(tmp_path: Path, chosen: dict[str, str], told: str) -> None:
     out = tmp_path / "told"
     assert supervise([sys.executable, "-c", TELL, str(out)], 1, unchosen(**chosen)).exit_code == 0
-    assert out.read_text() == told
+    assert out.read_text().split() == [told, HEAP]
 
 
 def test_the_process_that_forks_ranks_has_it_before_it_loads_torch(tmp_path: Path) -> None:
-    tell = f"import os\nopen({str(tmp_path / 'told')!r}, 'w').write(os.environ['GOMP_SPINCOUNT'])\n"
+    tell = f"import sys\nsys.argv[1] = {str(tmp_path / 'told')!r}\n{TELL}"
     (tmp_path / "standby_that_tells.py").write_text(tell)
     standby = Standby("standby_that_tells", "worker", unchosen(PYTHONPATH=str(tmp_path)))
     assert not standby.is_ready(), "it ends at once"
     standby.close()
-    assert (tmp_path / "told").read_text() == str(SPIN_TURNS)
+    assert (tmp_path / "told").read_text().split() == [str(SPIN_TURNS), HEAP]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""What a step frees is there for the next one: the kernel need not map it again."""
+"""What a step frees is there for the next one: the kernel need not map it again. What a process holds is its own."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.run.memory.allocator import keep_freed_memory
+from paceline.run.memory.spent import MemoryMeter, process_bytes
 
 CYCLES = """
 import resource
@@ -42,3 +46,17 @@ def test_freed_memory_is_kept() -> None:
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_freed_memory()
+
+
+@pytest.mark.skipif("RssFile" not in process_bytes(), reason="reads what Linux says of a process")
+def test_pages_of_files_are_not_of_the_memory_that_a_rank_holds(tmp_path: Path) -> None:
+    size = 1 << 25
+    (tmp_path / "corpus").write_bytes(b"x" * size)
+    meter, resident = MemoryMeter(torch.device("cpu")), process_bytes()["VmRSS"]
+    before = meter.now_bytes()
+    with (tmp_path / "corpus").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert len(mapped[:: mmap.PAGESIZE]) == size // mmap.PAGESIZE, "every page is read"
+        assert process_bytes()["VmRSS"] - resident > 0.9 * size and meter.now_bytes() - before < 0.1 * size
+    kept = bytearray(b"y" * size)
+    assert meter.now_bytes() - before > 0.9 * size and meter.peak_bytes() >= meter.now_bytes() - 0.1 * size
+    del kept

@@ -23,7 +23,7 @@ CPU_BF16_FLOPS_PER_CORE = 40e9  # no faster than fp32 unless the core has AMX or
 CPU_FP64_FLOPS_PER_CORE = 20e9
 CPU_MEMORY_BYTES_PER_SECOND_PER_CORE = 5e9
 CPU_LAUNCH_SECONDS = Figure(4e-6, "assumed", "typical cost of one eager operator; `paceline probe` measures it")
-CPU_RUNTIME_BYTES = Figure(350e6, "assumed", "a process that imported torch; `paceline probe` measures it")
+CPU_RUNTIME_BYTES = Figure(260e6, "assumed", "a process that imported torch; `paceline probe` measures it")
 CPU_LINK = Link(
     "process",
     Figure(60e-6, "assumed", "gloo between processes of one host; `paceline probe` measures it"),

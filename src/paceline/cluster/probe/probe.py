@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+from paceline.cluster.here.heap import joined_heap
 from paceline.cluster.here.waiting import waiting
 from paceline.cluster.machine import read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
@@ -104,7 +105,8 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: fl
     with Scratch("probe") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        environment = {**waiting(os.environ), **os.environ, "OMP_NUM_THREADS": str(request["threads"])}
+        threads = {"OMP_NUM_THREADS": str(request["threads"])}
+        environment = {**waiting(os.environ), **os.environ, **joined_heap(os.environ), **threads}
         workers = []
         try:
             for rank in range(request["devices"]):

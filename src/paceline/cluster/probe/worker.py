@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cluster.here.imported import OWN_BYTES, TORCH_OF_A_RANK
 from paceline.cluster.probe.block import block_times, passes_by_rows
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.rank import Rank
@@ -257,13 +259,14 @@ def optimizer_rate(rank: Rank) -> TimedBytes:
 
 
 def warm_libraries(rank: Rank) -> None:
-    """Touch what a training process loads on first use: sharding, products, attention, an update, a collective."""
+    """Load what a rank does: its modules, and what the first use of products, an update or a collective loads."""
     import torch
     import torch.distributed as dist
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
     from torch.nn.functional import scaled_dot_product_attention
 
+    is_counted = rank.kind == "cpu" and not rank.trial  # where what is imported is of the device's memory
+    for module in TORCH_OF_A_RANK if is_counted else ("torch.distributed.fsdp",):
+        import_module(module)
     for name in DTYPES.values():
         square = torch.ones(64, 64, device=rank.device, dtype=getattr(torch, name), requires_grad=True)
         heads = (square @ square).view(1, 1, 64, 64)
@@ -275,16 +278,19 @@ def warm_libraries(rank: Rank) -> None:
 
 
 def resident_bytes(kind: str) -> int:
-    """Return what this process holds: resident memory, or on CUDA what the driver counts beyond torch's tensors."""
+    """Return what this process holds as a run measures it (run/memory/spent.py).
+
+    On a CPU that is resident memory without the pages of files, such as libraries, and what a rank's own modules add;
+    on CUDA what the driver counts beyond torch's tensors.
+    """
     if kind == "cuda":
         import torch
 
         free, total = torch.cuda.mem_get_info()
         return total - free - torch.cuda.memory_reserved()
-    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    told = {name: int(line.split()[1]) * 1024 for line in lines for name in ("VmRSS", "RssFile") if name + ":" in line}
+    return max(0, told["VmRSS"] - told.get("RssFile", 0)) + OWN_BYTES if "VmRSS" in told else 0
 
 
 def one_pass(rank: Rank, before: ProbePass | None = None) -> ProbePass:

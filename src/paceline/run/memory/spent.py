@@ -34,18 +34,18 @@ def process_bytes() -> dict[str, int]:
 
 
 class MemoryMeter:
-    """Measures the most memory this rank has used. Make it before the data are opened.
+    """Measures the most memory this rank has used.
 
     On CUDA that is what the device must hold for this process: the allocator's peak, and what the process holds beside
-    it (`on_gpu`). On a CPU it is resident memory, without the pages of files that were mapped since: those of a corpus
-    belong to the system's cache, which takes them back when memory is short.
+    it (`on_gpu`). On a CPU it is resident memory without the pages of mapped files, libraries and a corpus: they belong
+    to the system's cache, which takes them back when memory is short, and of a library all processes share them. A
+    forked rank has mapped next to none of them, and one that was started by itself some 80 MB.
     """
 
     def __init__(self, device: torch.device, nvml: Any = None) -> None:
         """`nvml` is NVIDIA's management library, as the module pynvml has it; None imports that."""
         self._device = device
         self._beside = BesideAllocator(device, nvml) if device.type == "cuda" else None
-        self._mapped = process_bytes().get("RssFile", 0)
         self._earlier = 0  # the peak before the last `begin_anew`
         self._known, self._read_at = (0, 0), 0.0  # the process's peak as it was read, what of it counts, and when
 
@@ -58,7 +58,7 @@ class MemoryMeter:
         if resident != self._known[0] or now - self._read_at > READ_SECONDS:
             status = process_bytes()
             peak = status.get("VmHWM", resident)  # what was there before this program began is in the other
-            self._known, self._read_at = (resident, peak - max(0, status.get("RssFile", 0) - self._mapped)), now
+            self._known, self._read_at = (resident, max(0, peak - status.get("RssFile", 0))), now
         return self._known[1]
 
     def beside_bytes(self) -> int:
@@ -96,7 +96,7 @@ class MemoryMeter:
         if self._beside is not None:
             return allocator_bytes(self._device).now + self.beside_bytes()
         status = process_bytes()
-        return status.get("VmRSS", 0) - max(0, status.get("RssFile", 0) - self._mapped)
+        return max(0, status.get("VmRSS", 0) - status.get("RssFile", 0))
 
 
 def _local_bytes(tensors: list[torch.Tensor]) -> int:

@@ -35,7 +35,7 @@ class StepRecord(Record):
         int | None,
         Told(
             "most memory rank 0 has used so far: on CUDA of tensors, as its allocator counts them, and what the process"
-            " holds of the device besides; on a CPU resident memory",
+            " holds of the device besides; on a CPU resident memory without pages of files",
             "bytes",
         ),
     ]
