@@ -1,4 +1,4 @@
-"""Ranks of a loop that wait for each other for ever end its proof with where each waits, and not after torch's time-out."""
+"""Ranks of a loop that wait for each other for ever end its proof with where each waits, before torch's time-out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ended:
 
 
 def ends_waiting() -> Ended:
-    """Prove a loop whose ranks make collectives in another order each, looking often: nothing but torch's wait is real."""
+    """Prove a loop whose ranks make collectives in another order each, with a watch that looks often."""
     for name, seconds in (("LOOK", 0.05), ("LONGEST_LOOK", 0.1), ("STILL", 0.4), ("SETTLED", 0.1)):
         setattr(standstill, f"{name}_SECONDS", seconds)
     model, rank = network(), dist.get_rank()

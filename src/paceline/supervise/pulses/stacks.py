@@ -18,7 +18,7 @@ NOBODYS = ("/site-packages/", "/lib/python3", "/paceline/", OF_TORCH)  # parts o
 INNERMOST = 3  # frames in which a wait shows
 FLIGHT_MARK = "\nflight recorder: "  # between a rank's stacks and its last collectives
 NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
-# What calls torch's autograd, which waits without a frame of its own for collectives that copies of the model (DDP) make.
+# What calls torch's autograd. It waits without a frame of its own for collectives that copies of the model (DDP) make.
 IN_BACKWARD, BACKWARD = "torch/autograd/graph.py", "_engine_run_backward"
 
 

@@ -99,8 +99,8 @@ def verify_loop(
 
     Where rows see each other, as in contrast with gathered negatives, `objective.coupled = "batch"` has one device take
     the rows of all ranks in one piece. Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its
-    masks differ by rank. Raises ConfigError for what cannot be compared, and VerificationFailed, on every rank, where all
-    ranks wait for each other for ever (processes of one machine that compute on its CPU, Linux).
+    masks differ by rank. Raises ConfigError for what cannot be compared, and VerificationFailed, on every rank, where
+    all ranks wait for each other for ever (processes of one machine that compute on its CPU, Linux).
     """
     world = _world(model)
     with told_where_ranks_wait(world):
