@@ -3,7 +3,7 @@
 Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
 "restart, forked" is the loss of the process that forks ranks, and of all ranks with it: torch is imported anew, once.
-In "restart" none is forked, and each rank imports torch. And "cold": the supervisor is killed, its ranks end after their
+In "restart" each rank imports torch. And "cold": the supervisor is killed, its ranks end after their
 step, and the run is started again at once.
 
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--only NAME ...] [--add JSON ...] [--json OUT]
