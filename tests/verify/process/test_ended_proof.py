@@ -173,7 +173,7 @@ class Pulls(nn.Module):
 
     def __init__(self, **given):
         super().__init__()
-        self.table, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+        self.table, self.head = nn.Embedding(600, 8), nn.Linear(8, 600)
 
     def forward(self, tokens):
         if type(self) is not Pulls and dist.get_rank() == 0:
