@@ -37,11 +37,12 @@ def told_where_ranks_wait(world: World) -> Iterator[None]:
     Every rank enters it. It looks where all ranks are processes of one machine (Linux) that compute on its CPU, each
     with the loop in its main thread, and no supervisor listens to them; elsewhere the block is as it would be without.
     """
-    told = world.gather(_place(world)) if world.size > 1 else [None]
-    if None in told or len({machine for machine, _ in told}) > 1:
+    told: list[tuple[str, int] | None] = world.gather(_place(world)) if world.size > 1 else []
+    places = [place for place in told if place is not None]
+    if len(places) < world.size or len({machine for machine, _ in places}) > 1:
         yield
         return
-    processes = [process for _, process in told]
+    processes = [process for _, process in places]
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(Scratch("loop")) if world.is_first else ""
         folder = world.share(folder)
