@@ -1,4 +1,4 @@
-"""Ranks of a script that wait for each other for ever while its loop is proven: told in seconds, with where each waits.
+"""Ranks that wait for each other for ever while a loop of a script is proven: told in seconds, with the place of each.
 
 A proof's own ranks have a supervisor that looks (`supervise/pulses/standstill.py`). Those of a script under torchrun
 have none of ours, so the first rank looks, beside its main thread. Where all wait, each rank shuts its connections to
