@@ -2,7 +2,9 @@
 
 Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
-And "cold": the supervisor is killed, its ranks end after their step, and the run is started again at once.
+"restart, forked" is the loss of the process that forks ranks, and of all ranks with it: torch is imported anew, once.
+In "restart" each rank imports torch. And "cold": the supervisor is killed, its ranks end after their
+step, and the run is started again at once.
 
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--only NAME ...] [--add JSON ...] [--json OUT]
                                   [--python ray=PATH] [--python torchft=PATH] [--save]
@@ -51,12 +53,14 @@ RUNGS = {
     "reform, copies": ("dp_replicate", ()),
     "reform, shards": ("dp_shard", ()),
     "standby": ("dp_shard", ("run.recovery.reform=false",)),
+    "restart, forked": ("dp_shard", ("run.recovery.reform=false",)),
     "restart": ("dp_shard", ("run.recovery.reform=false", "run.recovery.standby=false")),
 }
 LOST_NODES = {
     "a lost node, copies": ("dp_replicate", ()),
     "a lost node, shards": ("dp_shard", ("run.checkpoint_every=none", "run.checkpoints.memory_every=1 steps")),
 }
+FORKER = "paceline-standb"  # the name of the process that forks ranks, as the system cuts it
 PORT, MARK = 29437, "PACELINE_BENCHMARK"
 LIMIT_SECONDS = 90.0  # of an idle machine
 SPEC = """
@@ -103,8 +107,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def rank_of(supervisor: int, rank: int) -> int:
-    """Return the process of a rank: a child of the supervisor, or of its standby."""
+def process_of(supervisor: int, name: str) -> int:
+    """Return the process whose name begins so: a child of the supervisor, or of its standby."""
 
     def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else 0
@@ -112,7 +116,7 @@ def rank_of(supervisor: int, rank: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             above = parent(int(entry.name))
-            if (entry / "comm").read_text().startswith(f"rank-{rank}-") and supervisor in (above, parent(above)):
+            if (entry / "comm").read_text().startswith(name) and supervisor in (above, parent(above)):
                 return int(entry.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -139,7 +143,8 @@ def paceline(rung: str, ranks: int, folder: Path) -> dict[str, float] | None:
 
         if not wait_for(lambda: [each for each in of("step") if each["step"] >= 12], process):
             return None
-        os.kill(rank_of(process.pid, ranks - 1), signal.SIGKILL)
+        victim = FORKER if rung == "restart, forked" else f"rank-{ranks - 1}-"
+        os.kill(process_of(process.pid, victim), signal.SIGKILL)
         (record,) = wait_for(lambda: of("recovery"), process) or [None]
         return {**record["seconds"], "steps_lost": record["steps_lost"]} if record else None
     finally:

@@ -1,15 +1,59 @@
-"""A coordinator that a signal has stopped: its own node ends it, so that another takes the lock and its place."""
+"""A coordinator that stands still or is lost: another takes the lock and its place, and waits for few nodes in vain."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from nodes import Nodes
 from runs import is_running, records_of, steps_of, wait_for_step, wait_until, write_spec
 from test_nodes import OPTIONS
+
+from paceline.session.nodes.coordinate import _gather
+from paceline.spec.load import Spec
+from paceline.spec.survive.nodes import NodesSpec
+from paceline.supervise.nodes.fleet import Fleet
+
+TICK = 0.05
+
+
+class ArrivingNodes:
+    """A fleet of stand-ins for nodes of a world of three, which come at a second of a clock of their own."""
+
+    def __init__(self, arrivals: dict[int, float]) -> None:
+        self.members: dict[int, SimpleNamespace] = {}
+        self.clock, self._arrivals = 0.0, arrivals
+
+    def gather(self, expected: Callable[[], int], seconds: float) -> None:
+        until = self.clock + seconds
+        while True:
+            for node, moment in self._arrivals.items():
+                if moment <= self.clock:
+                    self.members[node] = SimpleNamespace(was={"members": [[0, 3]]})
+            if len(self.members) >= expected() or self.clock >= until:
+                return
+            self.clock += TICK
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "waited"),
+    [
+        ({0: 0.2, 1: 0.1, 2: 0.3}, 0.3),  # the coordinator alone was lost: its node comes with the others
+        ({1: 0.1, 2: 0.3}, 0.3 + 0.5),  # its node was lost with it, for which two seconds were waited
+        ({0: 0.1, 1: 0.1}, 0.1 + 2.0),  # another node is missing, which may be slow
+    ],
+)
+def test_a_new_coordinator_waits_for_the_node_of_the_last_one_shortly(
+    arrivals: dict[int, float], waited: float
+) -> None:
+    spec, fleet = SimpleNamespace(run=SimpleNamespace(nodes=NodesSpec(count=3))), ArrivingNodes(arrivals)
+    _gather(cast(Spec, spec), cast(Fleet, fleet), 0)
+    assert fleet.members.keys() == arrivals.keys() and fleet.clock == pytest.approx(waited, abs=TICK)
 
 
 @pytest.mark.deep

@@ -215,7 +215,28 @@ def test_who_comes_to_a_store_that_nobody_serves_hears_the_word(tmp_path: Path) 
         port = free.getsockname()[1]
     threading.Timer(0.3, (tmp_path / ABORT_NAME).touch).start()
     with pytest.raises(dist.DistError):
-        gathering.until_served("127.0.0.1", port, tmp_path / ABORT_NAME, groups.COLLECTIVE_TIMEOUT)
+        gathering.served_store("127.0.0.1", port, tmp_path / ABORT_NAME, groups.COLLECTIVE_TIMEOUT)
+
+
+def test_who_served_a_store_and_has_gone_is_not_connected_to_until_the_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node was lost after it had answered: ranks were ended by force after 17 s, and a recovery took 25."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers = iter([True, False])
+    with monkeypatch.context() as patch:
+        patch.setattr(gathering, "CONNECT_SECONDS", 0.05)
+        patch.setattr(gathering, "_answers", lambda host, at: next(answers))
+        with pytest.raises(dist.DistError) as raised:
+            gathering.served_store("127.0.0.1", port, tmp_path / ABORT_NAME, groups.COLLECTIVE_TIMEOUT)
+    assert is_lost_peer(raised.value) and next(answers, None) is None
+    served = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    client = gathering.served_store("127.0.0.1", served.port, tmp_path / ABORT_NAME, groups.COLLECTIVE_TIMEOUT)
+    assert client.timeout == groups.COLLECTIVE_TIMEOUT
+    client.set("known", "to both")
+    assert served.get("known") == b"to both"
 
 
 def test_a_rank_that_hangs_before_it_comes_is_waited_for_as_long_as_in_a_collective(tmp_path: Path) -> None:
@@ -227,7 +248,7 @@ def test_a_rank_that_hangs_before_it_comes_is_waited_for_as_long_as_in_a_collect
     gathering.come_together(store, 2, tmp_path / ABORT_NAME, soon)  # the second one comes
     with socket.socket() as closed, pytest.raises(dist.DistError, match="50 ms"):
         closed.bind(("127.0.0.1", 0))
-        gathering.until_served("127.0.0.1", closed.getsockname()[1], tmp_path / ABORT_NAME, soon)
+        gathering.served_store("127.0.0.1", closed.getsockname()[1], tmp_path / ABORT_NAME, soon)
 
 
 def test_a_large_world_connects_for_saves_those_that_talk_to_each_other() -> None:

@@ -32,6 +32,13 @@ Current thread 0x00007f01 (most recent call first):
 """
 
 
+IN_BACKWARD = """Current thread 0x00007f01 (most recent call first):
+  File "/venv/site-packages/torch/autograd/graph.py", line 882 in _engine_run_backward
+  File "/venv/site-packages/torch/autograd/__init__.py", line 354 in backward
+  File "/home/me/loop.py", line 5 in step
+"""
+
+
 def stack(line: int = 9, place: str = "distributed/distributed_c10d.py") -> str:
     return STACK.format(line=line, place=place)
 
@@ -67,10 +74,11 @@ def watched(
 def test_ranks_that_all_sleep_in_collectives_are_told_with_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = watched(tmp_path, monkeypatch, asleep, [stack(9), stack(9), stack(12)], lambda look: 0.002 * look)
+    found = watched(tmp_path, monkeypatch, asleep, [stack(9), stack(9), IN_BACKWARD], lambda look: 0.002 * look)
     assert found is not None and found.ranks == (0, 1, 2)
     assert found.what == "all 3 ranks wait for each other, and would for ever"
-    assert "ranks 0, 1 in all_reduce, called by forward (/home/me/model.py:9); rank 2 in all_reduce" in found.because
+    assert "ranks 0, 1 in all_reduce, called by forward (/home/me/model.py:9); rank 2 in a back" in found.because
+    assert found.because.endswith("rank 2 in a backward pass, called by step (/home/me/loop.py:5)")
 
 
 def one_is(rank: int, look: int, state: str, switches: int = 7) -> list[ThreadSeen]:

@@ -160,3 +160,44 @@ def test_ranks_of_a_proof_answer_with_their_stacks_and_are_watched(
     row = worker.Row(tmp_path, Plan(Layout(dp_shard=2), batch_samples=8, micro_batch=4), "steps", False, 1)
     assert worker._in_forks({0: row}, worker.ReadOnce(), tmp_path / "results", True) == Outcome(0)
     assert seen == [(2, True), True]
+
+
+WAITS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Pulls(nn.Module):
+    '''A model whose first rank asks the second for a number that nobody sends, where its weights are in shards.'''
+
+    def __init__(self, **given):
+        super().__init__()
+        self.table, self.head = nn.Embedding(600, 8), nn.Linear(8, 600)
+
+    def forward(self, tokens):
+        if type(self) is not Pulls and dist.get_rank() == 0:
+            pull()
+        return self.head(self.table(tokens))
+
+
+def pull():
+    dist.recv(torch.zeros(1), src=1)
+"""
+
+
+@pytest.mark.deep
+def test_a_proof_whose_ranks_wait_for_each_other_ends_with_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch would end it after ten minutes. A whole proof, and nothing of it is a stand-in."""
+    (tmp_path / "of_a_user.py").write_text(WAITS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = tmp_path / "waits.toml"
+    text = SPEC.format(corpus=write_corpus(tmp_path), cache=tmp_path / "cache", objective="next_token")
+    spec.write_text(text.replace("llama-1m", "of_a_user:Pulls"))
+    assert main(["verify", str(spec), "--layout", "dp_shard=2", "--dtype", "fp64"]) == 4
+    told = " ".join(capsys.readouterr().err.split())
+    assert "all 2 ranks wait for each other, and would for ever" in told
+    assert "rank 0 in recv, called by pull (" in told and "of_a_user.py:" in told

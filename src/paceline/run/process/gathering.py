@@ -25,6 +25,7 @@ COME, ALL = "paceline/come", "paceline/all"  # how many ranks have come; that al
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05  # between two looks, of which the first ones are quick
 MOST_LOOKS = 20_000  # a second, of all ranks: in a larger world each looks more rarely
 KNOCK_SECONDS = 1.0  # for the machine of a store to answer
+CONNECT_SECONDS = 2.0  # for the process that serves it, at the first attempt
 
 
 def word_of_supervisor() -> Path | None:
@@ -40,9 +41,30 @@ def come_together(store: dist.Store, size: int, word: Path, within: timedelta) -
     _wait_for(lambda: store.check([ALL]), word, within, max(LONGEST_SECONDS, size / MOST_LOOKS))
 
 
-def until_served(host: str, port: int, word: Path, within: timedelta) -> None:
-    """Return once somebody serves a store there. Raises torch's DistError after the word, or `within`."""
-    _wait_for(lambda: _answers(host, port), word, within, LONGEST_SECONDS)
+def served_store(host: str, port: int, word: Path, within: timedelta) -> dist.TCPStore:
+    """Return a client of the store there, once it is served. Raises torch's DistError after the word, or `within`.
+
+    Torch connects to an address until the time-out of the store, and nothing ends that sooner. Who has answered may go
+    before torch connects: its time is short at first, and who has gone by then is waited for no longer.
+    """
+    found, patience = list[dist.TCPStore](), CONNECT_SECONDS
+
+    def has_connected() -> bool:
+        nonlocal patience
+        if not _answers(host, port):
+            return False
+        seconds, patience = timedelta(seconds=patience), min(2 * patience, within.total_seconds())
+        try:
+            found.append(dist.TCPStore(host, port, None, False, timeout=seconds, wait_for_workers=False))
+        except dist.DistError:
+            if _answers(host, port):  # slowly, as where it serves many
+                return False
+            raise
+        return True
+
+    _wait_for(has_connected, word, within, LONGEST_SECONDS)
+    found[0].set_timeout(within)
+    return found[0]
 
 
 def is_served(store: dist.Store) -> bool:

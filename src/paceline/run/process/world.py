@@ -19,7 +19,7 @@ import torch.distributed as dist
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
-from paceline.run.process.gathering import come_together, until_served, word_of_supervisor
+from paceline.run.process.gathering import come_together, served_store, word_of_supervisor
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
 from paceline.run.process.sockets import noted, quiet_connections
@@ -266,7 +266,7 @@ def _store(place: Place) -> dist.Store | None:
     host, _, port = address.rpartition(":")
     serves, word = kind == SERVED_STORE and place.rank == 0, word_of_supervisor()
     if not serves and word is not None:
-        until_served(host, int(port), word, COLLECTIVE_TIMEOUT)
+        return dist.PrefixStore(prefix, served_store(host, int(port), word, COLLECTIVE_TIMEOUT))
     store = dist.TCPStore(host, int(port), None, serves, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
     return dist.PrefixStore(prefix, store)
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
@@ -36,7 +36,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet
-from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
+from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, announce, find_meeting
 from paceline.supervise.nodes.member import of_runs
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
@@ -47,6 +47,8 @@ LOOK_SECONDS = 0.05
 BACKLOG = 128
 PRINTED_SECONDS = 1.0  # for who reads what is printed, where this process ends at once
 BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
+# That the node of the lost coordinator has once all others are there: where it lives, it heard of the loss with them.
+LAST_SECONDS = 0.5
 
 
 @printed_aside()
@@ -67,6 +69,7 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
     lock = _elected(run_dir, spec.run.nodes.lost_after)
     if lock is None:
         return NOT_ELECTED
+    gone = find_meeting(run_dir)  # where the coordinator before was
     with lock, _server(host, port) as server:
         server.setblocking(False)
         make_room(spec.run.nodes.count)
@@ -76,7 +79,7 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
         fleet.steps_down = lambda: _step_down(lock, say)
         outcome = Outcome(1)  # of whatever ends this process here
         try:
-            outcome = _outcome(spec, fleet, lock, say, per_machine)
+            outcome = _outcome(spec, fleet, lock, say, per_machine, gone)
             close_run(outcome, lock, Redactor(spec.run.redact), say)
             explain(outcome)
         finally:
@@ -96,10 +99,10 @@ def _elected(run_dir: Path, seconds: float) -> RunLock | None:
         time.sleep(LOOK_SECONDS)  # for the coordinator before to be gone
 
 
-def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) -> Outcome:
+def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, gone: Meeting | None) -> Outcome:
     try:
         refuse_outside(spec.run.when)
-        return _run(spec, fleet, lock, say, per_machine)
+        return _run(spec, fleet, lock, say, per_machine, gone)
     except Requeue as stop:
         say(f"hours    {stop.because}")
         return Outcome(stop.exit_code)
@@ -107,9 +110,9 @@ def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int
         return Outcome(error.exit_code, error.as_dict())
 
 
-def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) -> Outcome:
+def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, gone: Meeting | None) -> Outcome:
     """Plan for the nodes that come, prove, and train."""
-    _gather(spec, fleet)
+    _gather(spec, fleet, gone.node if gone is not None else None)
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
     taken, most = fleet.take_over(), fleet.per_node * spec.run.nodes.count
@@ -149,15 +152,28 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     return Replanner(spec, say, per_node).planned(devices, precision)[0]
 
 
-def _gather(spec: Spec, fleet: Fleet) -> None:
-    """Return when the nodes are there: all at a start, and those of the world before where it is taken over."""
+def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
+    """Return when the nodes are there: all at a start, and those of the world before where it is taken over.
+
+    `gone` is the node on which the coordinator of that world was.
+    """
     nodes = spec.run.nodes
     fleet.gather(lambda: 1, nodes.wait)
     before = {number for member in fleet.members.values() for number in of_runs(member.was.get("members", ()))}
-    if before:
-        fleet.gather(lambda: len(before), min(nodes.lost_after, BACK_SECONDS))
-    else:
+    if not before:
         fleet.gather(lambda: nodes.count, nodes.wait)
+    elif _have_come(fleet, before - {gone}, min(nodes.lost_after, BACK_SECONDS)):
+        _have_come(fleet, before, min(nodes.lost_after, LAST_SECONDS))
+
+
+def _have_come(fleet: Fleet, nodes: Collection[int], seconds: float) -> bool:
+    """Return whether these nodes are there, having waited for so many seconds at most."""
+
+    def missing() -> bool:
+        return any(number not in fleet.members for number in nodes)
+
+    fleet.gather(lambda: len(fleet.members) + missing(), seconds)
+    return not missing()
 
 
 def _server(host: str, port: int) -> socket.socket:

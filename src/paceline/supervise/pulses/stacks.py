@@ -18,6 +18,8 @@ NOBODYS = ("/site-packages/", "/lib/python3", "/paceline/", OF_TORCH)  # parts o
 INNERMOST = 3  # frames in which a wait shows
 FLIGHT_MARK = "\nflight recorder: "  # between a rank's stacks and its last collectives
 NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
+# What calls torch's autograd. It waits without a frame of its own for collectives that copies of the model (DDP) make.
+IN_BACKWARD, BACKWARD = "torch/autograd/graph.py", "_engine_run_backward"
 
 
 def main_thread(text: str) -> list[str]:
@@ -36,10 +38,13 @@ def collective_in(text: str) -> str:
 def waits_in(text: str) -> str:
     """Return the collective in which a thread waits whose innermost frame is of torch's; empty where that is another's.
 
-    What a collective calls of the user's, as a hook, may wait for something else.
+    A backward pass counts as one. What a collective calls of the user's, as a hook, may wait for something else.
     """
     frames = _frames(text)
-    return collective_in(text) if frames and OF_TORCH in frames[0]["file"] else ""
+    if not frames or OF_TORCH not in frames[0]["file"]:
+        return ""
+    is_backward = IN_BACKWARD in frames[0]["file"] and frames[0]["name"] == BACKWARD
+    return "a backward pass" if is_backward else collective_in(text)
 
 
 def called_by(text: str) -> str:

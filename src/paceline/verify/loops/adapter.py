@@ -47,6 +47,7 @@ from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker
 from paceline.verify.loops.unwrapped import inner_of, named
+from paceline.verify.loops.waiting_ranks import told_where_ranks_wait
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
@@ -98,10 +99,29 @@ def verify_loop(
 
     Where rows see each other, as in contrast with gathered negatives, `objective.coupled = "batch"` has one device take
     the rows of all ranks in one piece. Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its
-    masks differ by rank. Raises ConfigError for what cannot be compared.
+    masks differ by rank. Raises ConfigError for what cannot be compared, and VerificationFailed, on every rank, where
+    all ranks wait for each other for ever (processes of one machine that compute on its CPU, Linux).
     """
-    began = time.perf_counter()
-    world, weights = _world(model), named(model)
+    world = _world(model)
+    with told_where_ranks_wait(world):
+        proven = _proven(step, model, batches, objective, plain, optimizer, clip_norm, part, split, world)
+    return dataclasses.replace(proven, text=loop_text(proven))
+
+
+def _proven(
+    step: LoopStep,
+    model: nn.Module,
+    batches: Sequence[object],
+    objective: AnyObjective,
+    plain: nn.Module | None,
+    optimizer: Maker | None,
+    clip_norm: float,
+    part: int | None,
+    split: Callable[[object], Sequence[object]] | None,
+    world: World,
+) -> LoopProof:
+    """Run the loop beside one device and return what `verify_loop` does, without its text."""
+    began, weights = time.perf_counter(), named(model)
     dtype = _dtype(weights)
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
@@ -120,7 +140,7 @@ def verify_loop(
     first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     first = first or buffers.apart(dtype, len(batches))
     verdict = verdict_of(first, rounding)
-    result = LoopProof(
+    return LoopProof(
         # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
         equal=None if verdict == ILL_CONDITIONED and dtype != "fp64" else first is None,
         verdict=verdict,
@@ -132,7 +152,6 @@ def verify_loop(
         ill_conditioned=rounding,
         mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
     )
-    return dataclasses.replace(result, text=loop_text(result))
 
 
 def _require_batches(batches: Sequence[object]) -> None:

@@ -379,6 +379,30 @@ def test_a_notice_keeps_the_newest_checkpoint_though_no_save_has_come_since(tmp_
         break
 
 
+def test_a_notice_waits_for_no_save_that_hangs_and_gives_up_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process waited `hanging_after`, ten minutes, for it, and was gone with its machine before it said 75."""
+    monkeypatch.setattr(keeper, "ABANDON_SECONDS", 0.05)
+    gate = Gate(monkeypatch, range(1, 2))
+    run = training(tmp_path)
+    noticed = replace(run.spec.run, recovery=replace(run.spec.run.recovery, notice="0.3 s"))
+    try:
+        for batch in run:
+            if run.step(batch).step != 5:
+                continue
+            one = run._keeper
+            assert one.good is not None and one._flight is not None and one._flight.is_running
+            one._run, one._save_seconds = replace(run._run, spec=replace(run.spec, run=noticed)), 0.1
+            kept = one.save_or_keep(run._under.built, run.brief.plan, run.world, run.progress)
+            assert kept == tmp_path / "checkpoints" / "step-00000002" and one._flight is None
+            break
+    finally:
+        gate.is_open.set()
+    because = records(tmp_path, "decision")[-1]["because"]
+    assert "that of step 4 is still under way, and the machine goes 300 ms after a notice" in because
+
+
 def test_a_save_that_waits_for_what_nobody_sends_holds_up_no_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from paceline.run.survive.saving.known_saves import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
+from paceline.run.survive.saving.within_notice import waited_for
 from paceline.spec.plan import Plan
 from paceline.units import format_durations, format_seconds
 
@@ -162,16 +163,11 @@ class CheckpointKeeper:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one.
 
         Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
+        A save under way is waited for as long as the machine stays, and then given up.
         """
-        notice, flight = self._run.spec.run.recovery.notice, self._flight
-        if notice is not None and flight is not None and world.maximum([float(flight.is_running)]) == [0.0]:
-            self._settled(world, progress.step)  # it has ended everywhere, and may be the newest
-        known = self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
-        if notice is not None and known is not None and (took := world.maximum([self._save_seconds])[0]) > notice:
-            told, goes = format_seconds(took), format_seconds(notice)
-            because = f"the last one took {told}, and the machine goes {goes} after a notice"
-            self._record.decided("stop", "a checkpoint of this moment", str(known), because)
-            return known
+        notice = self._run.spec.run.recovery.notice
+        if notice is not None and (kept := self._kept_within(notice, world)) is not None:
+            return kept
         try:
             return self.save_now(built, plan, world, progress)
         except RunInUse:
@@ -181,6 +177,23 @@ class CheckpointKeeper:
                 raise
             self._tell_failure(error)
             return self.good
+
+    def _kept_within(self, notice: float, world: World) -> Path | None:
+        """Return the newest checkpoint on disk where a save of this moment would not end within so many seconds."""
+        flight, took = self._flight, world.maximum([self._save_seconds])[0]
+        has_ended, fits = waited_for(flight, took, notice, world)
+        if flight is not None and has_ended:
+            self._settled(world, flight.step)  # it may be the newest
+        known = self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
+        if known is None or fits:
+            return None
+        under_way = f", that of step {flight.step} is still under way" if flight is not None and not has_ended else ""
+        if self._flight is not None:
+            self.abandon()
+        because = f"the last one took {format_seconds(took)}{under_way}, and the machine goes"
+        because = f"{because} {format_seconds(notice)} after a notice"
+        self._record.decided("stop", "a checkpoint of this moment", str(known), because)
+        return known
 
     def close(self, world: World) -> None:
         """Finish remote copies, and give the memory tier back: the newest state is on disk. Every rank calls it."""
