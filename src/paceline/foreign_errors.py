@@ -1,4 +1,5 @@
-"""The words of other people's errors that have no type of their own: of torch, of its allocators and of gloo.
+"""The words of other people's errors that have no type of their own: of torch, of its allocators, of gloo
+and of gcsfs.
 
 No other file knows such words: each asks here what an error says. Whose words they are, and of which version they were
 read, stands beside them.
@@ -94,3 +95,8 @@ def is_of_no_gradient(error: BaseException) -> bool:
 def is_of_functional_transforms(error: BaseException) -> bool:
     """Return whether torch says that what a transform of `torch.func` keeps for the backward pass cannot be watched."""
     return isinstance(error, RuntimeError) and all(words in str(error) for words in _FUNCTIONAL)
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Return whether Google's storage has refused access: gcsfs 2026.10 raises a bare OSError for its answer 403."""
+    return type(error) is OSError and str(error).startswith("Forbidden: ")

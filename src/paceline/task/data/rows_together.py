@@ -17,7 +17,7 @@ from paceline.errors import DataError
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.protocol import GathersRows
 
-MOST_ITEMS = 2**20  # tokens that are gathered at once: of half as many packed rows take a twentieth more
+MOST_ITEMS = 2**21  # tokens that are gathered at once: of half as many packed rows take a twentieth more
 
 
 Ints = npt.NDArray[np.int64]

@@ -114,6 +114,14 @@ def test_what_may_pass_is_tried_again_and_told(served: tuple[str, type[Server]])
 
     with pytest.raises(DataError, match="check the credentials"):
         QUICK.run("s3://bucket/a", locked)
+    refused = type("HttpError", (Exception,), {"code": 401})("Unauthorized, 401")  # as gcsfs calls it
+    for error in (refused, OSError("Forbidden: b/bucket/o/a\nno access")):  # and what it says of 403
+
+        def shut(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(DataError, match="check the credentials"):
+            QUICK.run("gs://bucket/a", shut)
     assert not WAITS, "what does not pass is not tried again"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.errors import DataError, PacelineError
+from paceline.foreign_errors import is_forbidden
 from paceline.task.data.storage.notices import DataNotices
 
 Result = TypeVar("Result")
@@ -67,10 +68,18 @@ def meant(error: Exception) -> Exception:
 def may_pass(error: Exception) -> bool:
     """Return whether the same read may succeed when it is tried again."""
     error = meant(error)
-    status = getattr(error, "status", None)  # of aiohttp and gcsfs
-    if isinstance(status, int) and 400 <= status < 500:
+    status = _status(error)
+    if status is not None and 400 <= status < 500:
         return status in MAY_PASS
     return not isinstance(error, FINAL) and not _lacks_credentials(error)
+
+
+def _status(error: Exception) -> int | None:
+    """Return what a server has answered: aiohttp calls it a status, gcsfs a code, or says 403 in words alone."""
+    found = getattr(error, "status", None) or getattr(error, "code", None)
+    if isinstance(found, int):
+        return found
+    return 403 if is_forbidden(error) else None
 
 
 def _lacks_credentials(error: Exception) -> bool:
@@ -80,7 +89,7 @@ def _lacks_credentials(error: Exception) -> bool:
 
 def advice(error: Exception) -> str:
     """Return what to try about an error that does not pass."""
-    status = getattr(error, "status", None)
+    status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         return "check the address"
     if isinstance(error, ImportError):
