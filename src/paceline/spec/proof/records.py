@@ -13,7 +13,7 @@ from paceline.spec.journal.record import Numbers, Told, Words
 
 # The checks that there are (verify/process/checks.py has what each does), as a proof's record names them.
 CheckName: TypeAlias = Literal[
-    "steps", "low", "low, brief", "plain attention", "copies", "story", "story on copies", "whole batch"
+    "steps", "low", "low, brief", "plain attention", "copies", "story", "story on copies", "rates", "whole batch"
 ]
 
 
