@@ -221,6 +221,40 @@ def test_what_shows_in_many_rows_alone_is_found_where_the_batch_has_as_many(mode
     assert "of 64 rows" in found.first_difference.likely
 
 
+def _losses(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(logits_of(model, batch), batch["labels"], reduction="none")
+
+
+def mined_with_a_floor(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Train on rows whose loss is large, and on one at least: at the start all are."""
+    losses = _losses(model, batch).sort(descending=True).values
+    kept = losses[:1] if losses[0] <= 0.1 else losses[losses > 0.1]
+    return kept.sum(), len(losses)
+
+
+def bounded_sum(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Bound the loss of a piece by a number that no loss of the start comes near."""
+    losses = _losses(model, batch)
+    return losses.sum().clamp(max=1500.0), len(losses)
+
+
+def bounded_rows(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Bound the loss of every row, which is a sum over rows on both sides."""
+    losses = _losses(model, batch)
+    return losses.clamp(min=0.1, max=5.0).sum(), len(losses)
+
+
+@pytest.mark.parametrize(
+    ("objective", "way"), [(mined_with_a_floor, "32 steps down"), (bounded_sum, "32 steps up"), (bounded_rows, "")]
+)
+def test_a_threshold_that_the_start_does_not_reach_is_looked_for(objective: Any, way: str) -> None:
+    """The weights of a few steps do not reach it either: told "equal", and late in training it is none."""
+    found = checked(dataclasses.replace(task_of(classifier, objective), global_batch=Amount(96, "samples")))
+    first = found.first_difference
+    assert found.equal is not bool(way)
+    assert first is None or f"on weights that {way} the gradient have moved" in first.likely
+
+
 def test_as_many_rows_are_looked_at_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock the verdict was that of the machine, and of what else it did: here a second passes at every look."""
     task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
@@ -327,7 +361,7 @@ def test_a_coupling_that_sleeps_at_the_first_weights_is_found(model: Any, object
     """Zero times another number is zero: told "equal", and otherwise on every layout from the second step on."""
     found = checked(task_of(model, objective))
     assert found.equal is not is_found and (found.differences["whole batch"] > 1e-3) is is_found
-    assert not is_found or "on weights that 4 steps have moved, is" in found.first_difference.likely
+    assert not is_found or "on weights that 4 steps down the gradient have moved, is" in found.first_difference.likely
 
 
 def test_later_weights_of_a_large_program_are_looked_at_where_some_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
