@@ -149,7 +149,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
                 break
         first = first or _out_of_proportion(asked, program, turn, whole)
     seconds = time.perf_counter() - began
-    found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
+    found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out,
+                           not_tried=() if left_out or first else tuple(seen.one_sided()))  # fmt: skip
     # Of what fp64 does not know it has nothing to say.
     return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 

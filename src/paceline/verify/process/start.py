@@ -38,6 +38,7 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
+SHOWN = 3  # thresholds that were not reached
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
@@ -253,7 +254,8 @@ def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], ste
 
 def _part_of(job: Job, result: CheckProof) -> PartProof:
     shown = {
-        name: getattr(result, name) for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned", "steps")
+        name: getattr(result, name)
+        for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned", "steps", "not_tried")
     }
     return PartProof(part=job.part, check=job.check, ran_as=str(job.plan.layout), **shown)
 
@@ -267,7 +269,7 @@ def verify_text(result: Proof) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
     if result.equal and {part.check for part in result.parts} == {"whole batch"}:
         cut = result.differences["whole batch"]
-        return f"the loss is the same however the batch is cut: {cut:.0e} ({result.seconds:.1f} s)"
+        return f"the loss is the same however the batch is cut: {cut:.0e}{_not_tried(result)} ({result.seconds:.1f} s)"
     if result.equal:
         rounding = result.ill_conditioned
         ill = result.verdict == ILL_CONDITIONED
@@ -276,7 +278,7 @@ def verify_text(result: Proof) -> str:
         because = f"; {rounding_text(rounding)}" if rounding else ""
         because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result.layout, result.ran_as)
-        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result.seconds:.1f} s)"
+        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)}{_not_tried(result)} ({result.seconds:.1f} s)"
     first = result.first_difference
     assert first is not None
     if first.quantity in WITHOUT_SIZE:
@@ -296,6 +298,13 @@ def _of_copies(result: Proof) -> str:
     if not result.sync:
         return ""
     return f" with exact sums; with {result.sync}, another algorithm, equal to copies that one device takes in turn"
+
+
+def _not_tried(result: Proof) -> str:
+    """Return the first thresholds of the user's code that no number of the proof was beyond; empty where all were."""
+    found = [place for part in result.parts for place in part.not_tried]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"; not tried, as numbers had one side alone: {', '.join(found[:SHOWN])}{more}" if found else ""
 
 
 def _sizes(worst: Mapping[str, float]) -> str:
