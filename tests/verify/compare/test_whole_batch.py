@@ -232,6 +232,14 @@ def mined_with_a_floor(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     return kept.sum(), len(losses)
 
 
+def mined_with_a_floor_of_two(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Keep two rows at least, by a threshold for the second in the line of that for all."""
+    losses = _losses(model, batch).sort(descending=True).values
+    at = min(2, len(losses) - 1)
+    kept = losses[losses > 0.3] if losses[at] > 0.3 else losses[: max(1, at)]
+    return kept.sum(), len(losses)
+
+
 def bounded_sum(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     """Bound the loss of a piece by a number that none comes near but on weights where it grows."""
     logits = logits_of(model, batch)
@@ -252,7 +260,13 @@ def out_of_reach(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
 
 @pytest.mark.parametrize(
     ("objective", "way"),
-    [(mined_with_a_floor, "32 steps down"), (bounded_sum, "32 steps up"), (bounded_rows, ""), (out_of_reach, "")],
+    [
+        (mined_with_a_floor, "32 steps down"),
+        (mined_with_a_floor_of_two, "32 steps down"),
+        (bounded_sum, "32 steps up"),
+        (bounded_rows, ""),
+        (out_of_reach, ""),
+    ],
 )
 def test_a_threshold_that_the_start_does_not_reach_is_looked_for(objective: Any, way: str) -> None:
     """The weights of a few steps do not reach it either: told "equal", and late in training it is none."""

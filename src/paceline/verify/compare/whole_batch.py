@@ -158,7 +158,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
 def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
     """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had.
 
-    Where numbers have been on one side of a threshold alone, looks at weights far from the start follow.
+    Of a program with thresholds of its own, looks at weights far from the start follow: what a piece of few rows does
+    beyond one may be what the whole does, near the start.
     """
     yield first
     batch, few = asked.task.global_batch, asked.plan.batch_samples
@@ -170,7 +171,7 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
         yield larger
     if seen.seconds <= MANY_SECONDS or sleeps(first.whole.gradients):
         yield from _later(asked, turn, rows, Walk(), sides)
-    if sides.one_sided() and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
+    if sides.has_any and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
         for way in FAR_WALKS:
             yield from _later(asked, turn, rows, way, sides)
 

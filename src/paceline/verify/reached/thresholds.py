@@ -19,7 +19,7 @@ from paceline.task.own_code import OURS, is_installed
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
-Place = tuple[str, int, str]  # file, line, operator
+Place = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
 
 
 class ThresholdsSeen(TorchDispatchMode):
@@ -33,11 +33,16 @@ class ThresholdsSeen(TorchDispatchMode):
         self._sides: dict[Place, set[bool]] = {}
         self._known: dict[str, bool] = {}  # whether a file is the user's own
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a threshold in code of the user's own."""
+        return bool(self._sides)
+
     def one_sided(self) -> list[str]:
         """Return the thresholds that have one side alone, such as `losses.py:12 (gt always)`."""
         return [
             f"{Path(file).name}:{line} ({operator} {'always' if True in sides else 'never'})"
-            for (file, line, operator), sides in self._sides.items()
+            for (file, line, _, operator), sides in self._sides.items()
             if len(sides) == 1
         ]
 
@@ -46,26 +51,25 @@ class ThresholdsSeen(TorchDispatchMode):
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         name = getattr(getattr(func, "overloadpacket", func), "__name__", "")
-        if (name in COMPARISONS or name in BOUNDS) and isinstance(found, torch.Tensor) and found.numel():
-            file, line = self._place()
-            if file:
-                acted = found if name in COMPARISONS else found != args[0]
-                sides = self._sides.setdefault((file, line, name), set())
-                sides.update(side for side, there in ((True, acted.any()), (False, ~acted.all())) if there)
+        is_threshold = name in COMPARISONS or name in BOUNDS
+        if is_threshold and isinstance(found, torch.Tensor) and found.numel() and (asked := self._asked_at()):
+            acted = found if name in COMPARISONS else found != args[0]
+            sides = self._sides.setdefault((*asked, name), set())
+            sides.update(side for side, there in ((True, acted.any()), (False, ~acted.all())) if there)
         return found
 
     def __enter__(self) -> Self:
         self._entered = sys._getframe(1)
         return super().__enter__()
 
-    def _place(self) -> tuple[str, int]:
-        """Return the innermost file and line of the user's own that runs in the block, "" where none does."""
+    def _asked_at(self) -> tuple[str, int, int] | None:
+        """Return the innermost place in code of the user's own that runs in the block, None where none does."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame is not self._entered:
             if self._is_users(frame.f_code.co_filename):
-                return frame.f_code.co_filename, frame.f_lineno
+                return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
             frame = frame.f_back
-        return "", 0
+        return None
 
     def _is_users(self, file: str) -> bool:
         if file not in self._known:
