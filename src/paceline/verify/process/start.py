@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
+NO_SECOND_DERIVATIVE = re.compile(r"derivative for aten::\w+ is not implemented")  # torch's words, on any layout
 SHOWN = 3  # thresholds that were not reached
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
@@ -197,6 +199,13 @@ def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequen
     that says itself what to do, stay as they are.
     """
     job = jobs[len(before)]
+    if isinstance(error, RankTraceback) and NO_SECOND_DERIVATIVE.search(error.what):
+        return ConfigError(
+            "the loss holds a gradient of an operator that torch cannot differentiate twice",
+            f"a penalty on gradients leads back through the operator's own backward pass: {error.what}",
+            "of attention: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):` around the objective's forward"
+            " passes; of other operators: the same written out in sums and products",
+        )
     if not isinstance(error, RankTraceback) or job.plan.layout.devices == 1:
         return error
     cut = [known for one, known in zip(jobs, before, strict=False) if one.check == "whole batch" and not known.left_out]
