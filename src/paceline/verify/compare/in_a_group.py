@@ -33,7 +33,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.diagnosis import NOT_REPRODUCIBLE
 from paceline.verify.compare.difference import wide
-from paceline.verify.compare.rates import FAMILY, Rates, own_rates, rates_apart
+from paceline.verify.compare.rates import FAMILY, RatesByStep, own_rates, rates_apart
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.compare.unwritten import other_contents
 from paceline.verify.reference.passes import (
@@ -77,7 +77,9 @@ class FirstNumbers:
     """
 
     numbers: dict[At, float]
-    rates: Rates = field(default_factory=dict)  # of a schedule of the user's own: then these are all that is asked
+    rates: RatesByStep = field(
+        default_factory=dict
+    )  # of a schedule of the user's own: then these are all that is asked
 
 
 def first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:

@@ -24,10 +24,10 @@ LIKELY = (
     " size of the world. The global batch is the task's on every layout, and so is its learning rate: a factor for the"
     " size of the batch belongs into task.optimizer.lr"
 )
-Rates = Mapping[int, float]  # by step, from 1
+RatesByStep = Mapping[int, float]  # by step, from 1
 
 
-def own_rates(task: Task) -> Rates:
+def own_rates(task: Task) -> RatesByStep:
     """Return the rates of some steps of a task that is counted in steps, none where the schedule is ours."""
     schedule = task.schedule
     return asked_anew(schedule, task.optimizer.lr, int(task.stop.value)) if schedule.is_own else {}
@@ -47,7 +47,7 @@ def rates(
 
 
 def rates_apart(
-    known: Rates, ours: Rates, rank: int, precision: str, began: float, told: Mapping[str, str]
+    known: RatesByStep, ours: RatesByStep, rank: int, precision: str, began: float, told: Mapping[str, str]
 ) -> CheckProof | None:
     """Return the record of the first step whose rate is another one, None where none is.
 

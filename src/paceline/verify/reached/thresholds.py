@@ -19,7 +19,7 @@ from paceline.task.own_code import OURS, is_installed
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
-Place = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
+AskedAt = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
 
 
 class ThresholdsSeen(TorchDispatchMode):
@@ -30,7 +30,7 @@ class ThresholdsSeen(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sides: dict[Place, set[bool]] = {}
+        self._sides: dict[AskedAt, set[bool]] = {}
         self._known: dict[str, bool] = {}  # whether a file is the user's own
 
     @property
