@@ -77,9 +77,7 @@ class FirstNumbers:
     """
 
     numbers: dict[At, float]
-    rates: RatesByStep = field(
-        default_factory=dict
-    )  # of a schedule of the user's own: then these are all that is asked
+    rates: RatesByStep = field(default_factory=dict)  # of a schedule of the user's own: then they are all
 
 
 def first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:
