@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -13,10 +14,13 @@ from tests_shared import PaddedText, decoder_task, plan_of
 from torch import nn
 
 from paceline.errors import ConfigError, NothingToLearn
+from paceline.run.process.world import World
 from paceline.spec.layout import Layout
-from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
 from paceline.task.objective import next_token
+from paceline.units import Amount
 from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
+from paceline.verify.compare.rates import rates
 from paceline.verify.reference.passes import ids_of, micro_batches, positions_of
 
 CALLS = [0]
@@ -75,6 +79,62 @@ def test_what_asks_for_ranks_is_told_and_nothing_else() -> None:
     assert divided.first_difference.ratio == pytest.approx(0.5)
     assert scaled.first_difference.quantity == "gradients" and scaled.first_difference.ratio == pytest.approx(2.0)
     assert counting is None, "one that is another in every call is for the comparison with the layout"
+
+
+def by_world_size(step: int) -> float:
+    """The linear rule, by the ranks that a launcher tells of: the batch is the same on any number of them."""
+    return 1e-3 * int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def late_by_world(step: int) -> float:
+    return 1e-3 / (dist.get_world_size() if step > 5 and dist.is_initialized() else 1)
+
+
+def by_rank(step: int) -> float:
+    return 1e-3 * (1 + int(os.environ.get("RANK", "0")))
+
+
+def decaying(step: int) -> float:
+    return 1e-3 / step
+
+
+def torchs_by_world(optimizer: Any) -> Any:
+    factor = dist.get_world_size() if dist.is_initialized() else 1
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: factor / (1 + done))
+
+
+SCHEDULES = (decaying, by_world_size, late_by_world, torchs_by_world, by_rank)
+
+
+def rated(schedule: Any) -> tuple[Any, ...]:
+    task, *others = given(next_token)
+    return dataclasses.replace(task, schedule=ScheduleSpec(schedule), stop=Amount(20, "steps")), *others
+
+
+def told_of_rates(alone: list[Any]) -> list[Any]:
+    """Return what a rank is told of each schedule, as the process of a proof asks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    world, found = World(rank, size, rank, torch.device("cpu")), []
+    for schedule, known in zip(SCHEDULES, alone, strict=True):
+        task, plan, source, items = rated(schedule)
+        first = differs_in_a_group(known, task, plan, source, items) if rank == 0 else None
+        found.append(world.share(first) or rates(task, plan, world, source, items, 20, {}))
+    return found
+
+
+def test_a_schedule_that_asks_for_ranks_is_told() -> None:
+    """No twin has it: told "equal", and every layout trained at a rate of its own."""
+    with without_peers():
+        alone = [first_numbers(*rated(schedule)) for schedule in SCHEDULES]
+    for found in run_ranks(told_of_rates, 2, alone):
+        right, *wrong = found
+        assert right.equal and right.first_difference is None
+        firsts = [each.first_difference for each in wrong]
+        told = [(d.quantity, d.step, d.rank) for d in firsts]
+        assert told == [("lr", 1, 0), ("lr", 6, 0), ("lr", 1, 0), ("lr", 1, 1)]
+        assert [d.ratio for d in firsts] == pytest.approx([2.0, 0.5, 2.0, 2.0])
+        assert all(d.family == "process group" and "belongs into task.optimizer.lr" in d.likely for d in firsts)
 
 
 def summed_by_itself(model: nn.Module, batch: Any) -> Any:

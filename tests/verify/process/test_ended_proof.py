@@ -71,6 +71,19 @@ def test_an_error_of_torch_is_told_as_one_of_the_layout(
     assert "rank 1:\nTraceback (most recent call last)" in told
 
 
+@pytest.mark.parametrize("after", [0, 1], ids=["alone", "in the layout"])
+def test_a_penalty_on_gradients_that_torch_cannot_differentiate_is_told_with_a_way_out(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], after: int
+) -> None:
+    """The layout was blamed for it."""
+    kernel = "derivative for aten::_scaled_dot_product_flash_attention_for_cpu_backward is not implemented"
+    ends_with(monkeypatch, {**RAW, "what": f"RuntimeError: {kernel}"}, after)
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "cannot differentiate twice" in told and kernel in told and "sdpa_kernel(SDPBackend.MATH)" in told
+    assert "ends with an error in its proof" not in told
+
+
 def test_what_one_device_runs_into_is_no_fault_of_the_layout(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

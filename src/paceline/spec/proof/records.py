@@ -13,7 +13,7 @@ from paceline.spec.journal.record import Numbers, Told, Words
 
 # The checks that there are (verify/process/checks.py has what each does), as a proof's record names them.
 CheckName: TypeAlias = Literal[
-    "steps", "low", "low, brief", "plain attention", "copies", "story", "story on copies", "whole batch"
+    "steps", "low", "low, brief", "plain attention", "copies", "story", "story on copies", "rates", "whole batch"
 ]
 
 
@@ -79,6 +79,7 @@ class CheckProof:
     ill_conditioned: Annotated[Rounding | None, Told("null, or what rounding explains")] = None
     left_out: Annotated[str, Told("why nothing was compared, or no numbers were; empty where all was")] = ""
     of_bound: Annotated[float | None, Told("in low precision: the largest part of what a difference may be")] = None
+    not_tried: Annotated[Words, Told("thresholds of the user's code that numbers were on one side of alone")] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class PartProof:
     left_out: Annotated[str, Told("why nothing was compared, or no numbers were; empty where all was")]
     ill_conditioned: Annotated[Rounding | None, Told("null, or what rounding explains")]
     steps: Annotated[int, Told("updates that were compared")]
+    not_tried: Annotated[Words, Told("thresholds of the user's code that numbers were on one side of alone")] = ()
 
 
 @dataclass(frozen=True)

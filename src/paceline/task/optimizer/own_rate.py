@@ -55,8 +55,26 @@ def own_rate(schedule: ScheduleSpec, peak: float, total_steps: int) -> OwnRate:
 def sampled(schedule: ScheduleSpec, peak: float, total_steps: int) -> tuple[tuple[int, float], ...]:
     """Return (step, rate) of some steps of a run, the first and the last among them."""
     rate = own_rate(schedule, peak, total_steps)
+    return tuple((step, rate.at(step)) for step in _some_of(total_steps))
+
+
+def asked_anew(schedule: ScheduleSpec, peak: float, total_steps: int) -> dict[int, float]:
+    """Return the rates of the same steps, by step, of a function or scheduler that is loaded and made for this alone.
+
+    They end before the first step for which it has none.
+    """
+    rate, found = _made(schedule.kind, schedule.arguments, peak, total_steps), dict[int, float]()
+    for step in _some_of(total_steps):
+        try:
+            found[step] = rate.at(step)
+        except ConfigError:
+            break
+    return found
+
+
+def _some_of(total_steps: int) -> list[int]:
     steps = {round(1 + (total_steps - 1) * at / (SAMPLES - 1)) for at in range(SAMPLES)} | set(range(1, 9))
-    return tuple((step, rate.at(step)) for step in sorted(steps) if step <= total_steps)
+    return [step for step in sorted(steps) if step <= total_steps]
 
 
 def _made(kind: object, arguments: Mapping[str, object], peak: float, total_steps: int) -> OwnRate:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.diagnosis import NOT_REPRODUCIBLE
 from paceline.verify.compare.difference import wide
+from paceline.verify.compare.rates import FAMILY, RatesByStep, own_rates, rates_apart
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.compare.unwritten import other_contents
 from paceline.verify.reference.passes import (
@@ -48,7 +49,6 @@ from paceline.verify.reference.passes import (
 from paceline.verify.reference.peers import NoPeers
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 
-FAMILY = "process group"
 LIKELY = (
     "{name} is {alone:.6g} in a process alone and {together:.6g} in the same process in a group of {ranks}: what runs"
     " there asks for ranks or the size of the world, as an objective, a model or data may. An objective returns the sum"
@@ -77,10 +77,16 @@ class FirstNumbers:
     """
 
     numbers: dict[At, float]
+    rates: RatesByStep = field(default_factory=dict)  # of a schedule of the user's own: then they are all
 
 
 def first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:
-    """Return the first numbers of a task with its initial weights, None where random numbers belong to no sample."""
+    """Return the first numbers of a task with its initial weights, None where random numbers belong to no sample.
+
+    The twin that keeps a schedule of the user's own is asked for its rates alone: others have the rest.
+    """
+    if task.schedule.is_own:
+        return FirstNumbers({}, own_rates(task))
     with torch.random.fork_rng(devices=[]):  # what the program draws by itself later is what it would have been
         return _first_numbers(task, plan, source, items_per_sample)
 
@@ -173,6 +179,10 @@ def differs_in_a_group(
         return None
     began = time.perf_counter()
     given = (task, plan, source, items_per_sample)
+    if alone.rates:
+        ranks = torch.distributed.get_world_size()
+        told = {"there": "in a process alone", "here": f"in the same process in a group of {ranks}"}
+        return rates_apart(alone.rates, own_rates(task), 0, plan.precision, began, told)
     with NoPeers():
         here = first_numbers(*given)
     if here is None or (first := _first(alone, here, plan.precision)) is None:
@@ -195,7 +205,7 @@ def differs_in_a_group(
 
 def are_alike(one: FirstNumbers | None, other: FirstNumbers | None, precision: str) -> bool:
     """Return whether two processes computed the same first numbers."""
-    return one is None or (other is not None and _first(one, other, precision) is None)
+    return one is None or (other is not None and one.rates == other.rates and _first(one, other, precision) is None)
 
 
 def _first(alone: FirstNumbers, together: FirstNumbers | None, precision: str) -> tuple[At, float] | None:

@@ -30,12 +30,13 @@ from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
-from paceline.verify.compare.ahead import STEPS, sleeps, walk
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, reach_of, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.work import WorkSeen
+from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
+from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
@@ -48,7 +49,8 @@ MANY_ROWS = 64
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
 FAMILY = "loss not a sum over rows"
-LATER = f", on weights that {STEPS} steps have moved,"
+LATER = ", on weights that {} have moved,"
+FAR_SECONDS = 1.0  # that all steps to weights which reach a threshold may take, reckoned as MANY_SECONDS are
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
     ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
@@ -92,7 +94,7 @@ class _Look:
 
     whole: _Numbers
     others: list[_Numbers]
-    is_later: bool = False
+    way: Walk | None = None  # from the weights of the start to these
 
 
 def whole_batch(
@@ -124,15 +126,16 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
-    first, rounding, relative = None, None, 0.0
+    first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen()
     for turn in () if left_out else turns:
         try:
-            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
+            with seen:
+                whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
         except Exception as error:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        for look in _looks(asked, program, turn, _Look(whole, others)):
+        for look in _looks(asked, program, turn, _Look(whole, others), seen):
             found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
@@ -142,45 +145,61 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
                 first = _first(wrong, look, turn, program.randomness.told)
+            if first is not None:
+                break
         first = first or _out_of_proportion(asked, program, turn, whole)
     seconds = time.perf_counter() - began
-    found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
+    found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out,
+                           not_tried=() if left_out or first else tuple(seen.one_sided()))  # fmt: skip
     # Of what fp64 does not know it has nothing to say.
     return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look) -> Iterator[_Look]:
-    """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had."""
+def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
+    """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had.
+
+    Of a program with thresholds of its own, looks at weights far from the start follow: what a piece of few rows does
+    beyond one may be what the whole does, near the start.
+    """
     yield first
     batch, few = asked.task.global_batch, asked.plan.batch_samples
     wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
     with WorkSeen() as seen:
         _numbers(asked, program, turn, (few,))
     rows = max(few, min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9))))
-    if rows > few and (larger := _in_growing_pieces(asked, program, turn, rows)):
+    if rows > few and (larger := _in_growing_pieces(asked, program, turn, rows, sides)):
         yield larger
     if seen.seconds <= MANY_SECONDS or sleeps(first.whole.gradients):
-        walked = _walked(asked, _program(asked, [turn]), turn)
-        if walked is not None and (later := _in_growing_pieces(asked, walked, turn, rows)):
-            yield dataclasses.replace(later, is_later=True)
+        yield from _later(asked, turn, rows, Walk(), sides)
+    if sides.has_any and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
+        for way in FAR_WALKS:
+            yield from _later(asked, turn, rows, way, sides)
 
 
-def _in_growing_pieces(asked: Asked, program: _OneDevice, turn: Turn, rows: int) -> _Look | None:
+def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen) -> Iterator[_Look]:
+    """Yield the look at so many rows on the weights to which `way` leads, where it can be had."""
+    walked = _walked(asked, _program(asked, [turn]), turn, way)
+    if walked is not None and (later := _in_growing_pieces(asked, walked, turn, rows, sides)):
+        yield dataclasses.replace(later, way=way)
+
+
+def _in_growing_pieces(asked: Asked, program: _OneDevice, turn: Turn, rows: int, sides: ThresholdsSeen) -> _Look | None:
     """Return what so many rows give in one piece and in growing ones; None where they give no numbers.
 
     A program that fails on so many says nothing here: ranks give it fewer.
     """
     try:
-        whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
+        with sides:
+            whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
     except Exception:  # whatever a program says to more rows, or to other weights, than it is given
         return None
     return _Look(whole, [other]) if not _not_finite(whole) else None
 
 
-def _walked(asked: Asked, program: _OneDevice, turn: Turn) -> _OneDevice | None:
+def _walked(asked: Asked, program: _OneDevice, turn: Turn, way: Walk) -> _OneDevice | None:
     """Return the program with the weights of later steps, None where it fails on its way."""
     try:
-        walk(program.model, lambda: _numbers(asked, program, turn, (asked.plan.batch_samples,)).gradients)
+        walk(program.model, lambda: _numbers(asked, program, turn, (asked.plan.batch_samples,)).gradients, way)
     except Exception:  # whatever a program says to other weights than its first
         return None
     return program
@@ -232,8 +251,8 @@ def _beyond_rounding(
 
     def computed(made: int, move: Move | None) -> _Numbers:
         program = _program(asked, [turn], move)
-        if look.is_later:
-            _walked(asked, program, turn)
+        if look.way is not None:
+            _walked(asked, program, turn, look.way)
         return _numbers(asked, program, turn, look.whole.sizes)
 
     def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
@@ -356,7 +375,7 @@ def _first(
     of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
     other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
-    later = LATER if look.is_later else ""
+    later = LATER.format(look.way) if look.way is not None else ""
     shown = (
         f"{difference.name}{of} of {sum(look.whole.sizes)} rows{later} is {difference.whole:.6g} an item in one piece"
         f" and {difference.cut:.6g} {other}"

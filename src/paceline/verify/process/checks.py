@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from paceline.spec.proof.records import CheckName, CheckProof
 from paceline.verify.compare.copies import compare_copies
 from paceline.verify.compare.layout import compare
+from paceline.verify.compare.rates import rates
 from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.low.low import low
 from paceline.verify.story.story import story
@@ -26,5 +27,6 @@ CHECKS: Mapping[CheckName, Check] = {
     "copies": compare_copies,  # copies that are not summed exactly, against one device that takes them in turn
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
     "story on copies": functools.partial(story, on_copies=True),  # where a layout with parts of weights is refused
+    "rates": rates,  # the learning rates of a schedule of the user's own: the same on all ranks, and alone?
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,8 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
+NO_SECOND_DERIVATIVE = re.compile(r"derivative for aten::\w+ is not implemented")  # torch's words, on any layout
+SHOWN = 3  # thresholds that were not reached
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
@@ -197,6 +200,13 @@ def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequen
     that says itself what to do, stay as they are.
     """
     job = jobs[len(before)]
+    if isinstance(error, RankTraceback) and NO_SECOND_DERIVATIVE.search(error.what):
+        return ConfigError(
+            "the loss holds a gradient of an operator that torch cannot differentiate twice",
+            f"a penalty on gradients leads back through the operator's own backward pass: {error.what}",
+            "of attention: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):` around the objective's forward"
+            " passes; of other operators: the same written out in sums and products",
+        )
     if not isinstance(error, RankTraceback) or job.plan.layout.devices == 1:
         return error
     cut = [known for one, known in zip(jobs, before, strict=False) if one.check == "whole batch" and not known.left_out]
@@ -254,7 +264,8 @@ def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], ste
 
 def _part_of(job: Job, result: CheckProof) -> PartProof:
     shown = {
-        name: getattr(result, name) for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned", "steps")
+        name: getattr(result, name)
+        for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned", "steps", "not_tried")
     }
     return PartProof(part=job.part, check=job.check, ran_as=str(job.plan.layout), **shown)
 
@@ -268,7 +279,7 @@ def verify_text(result: Proof) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
     if result.equal and {part.check for part in result.parts} == {"whole batch"}:
         cut = result.differences["whole batch"]
-        return f"the loss is the same however the batch is cut: {cut:.0e} ({result.seconds:.1f} s)"
+        return f"the loss is the same however the batch is cut: {cut:.0e}{_not_tried(result)} ({result.seconds:.1f} s)"
     if result.equal:
         rounding = result.ill_conditioned
         ill = result.verdict == ILL_CONDITIONED
@@ -277,7 +288,7 @@ def verify_text(result: Proof) -> str:
         because = f"; {rounding_text(rounding)}" if rounding else ""
         because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result.layout, result.ran_as)
-        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result.seconds:.1f} s)"
+        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)}{_not_tried(result)} ({result.seconds:.1f} s)"
     first = result.first_difference
     assert first is not None
     if first.quantity in WITHOUT_SIZE:
@@ -297,6 +308,13 @@ def _of_copies(result: Proof) -> str:
     if not result.sync:
         return ""
     return f" with exact sums; with {result.sync}, another algorithm, equal to copies that one device takes in turn"
+
+
+def _not_tried(result: Proof) -> str:
+    """Return the first thresholds of the user's code that no number of the proof was beyond; empty where all were."""
+    found = [place for part in result.parts for place in part.not_tried]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"; not tried, as numbers had one side alone: {', '.join(found[:SHOWN])}{more}" if found else ""
 
 
 def _sizes(worst: Mapping[str, float]) -> str:

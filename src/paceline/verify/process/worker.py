@@ -149,15 +149,17 @@ def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    read.own_modules = OwnModules(functools.partial(_load_task, read, rows[0].spec))
+    read.own_modules = OwnModules(functools.partial(_load_tasks, read, rows))
     read.begin(row.spec for row in rows)
     gc.enable()
     gc.collect()
     gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
 
 
-def _load_task(read: ReadOnce, path: Path) -> None:
-    _load_named(read.task(path))
+def _load_tasks(read: ReadOnce, rows: Sequence[Row]) -> None:
+    """Import what the tasks of all rows name; of a schedule of the user's own one row alone knows."""
+    for path in dict.fromkeys(row.spec for row in rows):
+        _load_named(read.task(path))
 
 
 def _load_named(task: Task) -> None:
@@ -170,6 +172,7 @@ def _load_named(task: Task) -> None:
         "task.model.name": getattr(task.model, "name", None),
         **_named_sources(task.data),
         "task.data.collate": getattr(task.data, "collate", None),
+        "task.schedule.kind": task.schedule.kind,
         **objectives_named(task),
         **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
     }
@@ -258,7 +261,7 @@ def _data_of(row: Row) -> tuple[Path, bool]:
 
 def _import_again(rows: Sequence[Row], read: ReadOnce) -> None:
     if read.own_modules is not None:
-        read.own_modules.import_again(functools.partial(_load_task, read, rows[0].spec))
+        read.own_modules.import_again(functools.partial(_load_tasks, read, rows))
 
 
 def _is_one_at_every_import(row: Row, read: ReadOnce) -> bool:

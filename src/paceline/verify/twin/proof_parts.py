@@ -17,6 +17,7 @@ from paceline.spec.proof.records import CheckName
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.known_sum import is_known_sum
 from paceline.task.models.sizes import is_named
+from paceline.units import Amount
 from paceline.verify.compare.tolerance import DTYPES
 from paceline.verify.process.group import Job
 from paceline.verify.twin.layout import light_layouts, smallest_layouts, twin_layouts
@@ -24,6 +25,7 @@ from paceline.verify.twin.task import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows
 
 LOW = ("bf16", "fp16")
 MOST_COPIES = 3  # of a twin whose copies are kept in step as the plan says
+RATES_STEPS = 1000  # of a schedule of the user's own, where the task is counted in samples, tokens or epochs
 COPIES_STEPS = 5  # of it: two outer steps, and one after which copies differ
 # How much is proven: before training on several devices or on one alone, of one layout, of every layout up to a size.
 BRIEF, ALONE, WHOLE, SWEEP = "brief", "alone", "whole", "sweep"
@@ -129,6 +131,17 @@ def _whole_batch(subject: Subject) -> Job:
     return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
 
 
+def own_rates(subject: Subject) -> list[Job]:
+    """Return the check of a schedule of the user's own, which no twin of another check keeps."""
+    task = subject.spec.task
+    if not task.schedule.is_own or subject.plan.layout.devices == 1:
+        return []
+    job = subject.job("learning rates", subject.strictest, subject.layouts[0], check="rates")
+    stop = task.stop if task.stop.unit == "steps" else Amount(RATES_STEPS, "steps")
+    own = dataclasses.replace(job.spec.task, schedule=task.schedule, stop=stop)
+    return [dataclasses.replace(job, spec=dataclasses.replace(job.spec, task=own), steps=int(stop.value))]
+
+
 def low_precision(subject: Subject) -> list[Job]:
     """Return a twin in the plan's own precision, where that is less than fp32."""
     precision = subject.plan.precision
@@ -166,6 +179,7 @@ PARTS: tuple[ProofPart, ...] = (
     ProofPart(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
     ProofPart(whole_batch_of_ones_own, (BRIEF, SWEEP)),
     ProofPart(cut_batch_of_ones_own, (ALONE,)),
+    ProofPart(own_rates, (BRIEF, WHOLE, SWEEP)),
     ProofPart(light_uneven_rows, (BRIEF,)),
     ProofPart(uneven_rows, (WHOLE, SWEEP)),
     ProofPart(even_rows, (WHOLE,)),

@@ -7,6 +7,7 @@ reference, gives at first what it would give without its rows: whether it is a s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,29 @@ STEPS = 4  # the first moves a head of zeros, the second the gates before it, th
 SIZE = 0.1  # of a step, over the root mean square of a weight
 SMALLEST = 0.1  # that of weights which are zero, or nearly so, is taken for this
 
+FAR_STEPS = 32  # after so many, losses of a few rows are near zero, or as many times as large
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far weights are moved, and which way: down the gradient, or up it."""
+
+    steps: int = STEPS
+    is_up: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps {'up' if self.is_up else 'down'} the gradient"
+
+
+FAR_WALKS = (Walk(FAR_STEPS), Walk(FAR_STEPS, is_up=True))
+
 ByName = Mapping[str, Tensor]
 
 
-def walk(model: nn.Module, gradients: Callable[[], ByName]) -> None:
+def walk(model: nn.Module, gradients: Callable[[], ByName], way: Walk) -> None:
     """Move a model's weights as some steps of gradient descent would, each weight by a like part of its own size."""
-    for _ in range(STEPS):
-        _step(model, gradients())
+    for _ in range(way.steps):
+        _step(model, gradients(), -SIZE if way.is_up else SIZE)
 
 
 def sleeps(gradients: ByName) -> bool:
@@ -30,11 +47,11 @@ def sleeps(gradients: ByName) -> bool:
 
 
 @torch.no_grad()
-def _step(model: nn.Module, gradients: ByName) -> None:
+def _step(model: nn.Module, gradients: ByName, part: float) -> None:
     for name, weight in model.named_parameters():
         gradient = gradients.get(name)
         if gradient is not None and (size := _size(gradient)) > 0:
-            weight.sub_(gradient * (SIZE * max(_size(weight), SMALLEST) / size))
+            weight.sub_(gradient * (part * max(_size(weight), SMALLEST) / size))
 
 
 def _size(tensor: Tensor) -> float:

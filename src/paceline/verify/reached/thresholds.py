@@ -1,0 +1,78 @@
+"""Thresholds of the user's own code, and on which of their sides a proof has seen numbers.
+
+What a program does beyond a threshold that no number reaches, such as keeping at least eight rows where few losses are
+large, shows in no comparison. A proof looks for weights that reach it, and says what none did.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.task.own_code import OURS, is_installed
+
+COMPARISONS = ("lt", "le", "gt", "ge")
+BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
+AskedAt = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
+
+
+class ThresholdsSeen(TorchDispatchMode):
+    """Keeps, by its place in code that is neither ours nor installed, whether a threshold acted and whether it did not.
+
+    Thresholds that torch is asked for are seen; a comparison of Python's own numbers is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sides: dict[AskedAt, set[bool]] = {}
+        self._known: dict[str, bool] = {}  # whether a file is the user's own
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a threshold in code of the user's own."""
+        return bool(self._sides)
+
+    def one_sided(self) -> list[str]:
+        """Return the thresholds that have one side alone, such as `losses.py:12 (gt always)`."""
+        return [
+            f"{Path(file).name}:{line} ({operator} {'always' if True in sides else 'never'})"
+            for (file, line, _, operator), sides in self._sides.items()
+            if len(sides) == 1
+        ]
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = getattr(getattr(func, "overloadpacket", func), "__name__", "")
+        is_threshold = name in COMPARISONS or name in BOUNDS
+        if is_threshold and isinstance(found, torch.Tensor) and found.numel() and (asked := self._asked_at()):
+            acted = found if name in COMPARISONS else found != args[0]
+            sides = self._sides.setdefault((*asked, name), set())
+            sides.update(side for side, there in ((True, acted.any()), (False, ~acted.all())) if there)
+        return found
+
+    def __enter__(self) -> Self:
+        self._entered = sys._getframe(1)
+        return super().__enter__()
+
+    def _asked_at(self) -> tuple[str, int, int] | None:
+        """Return the innermost place in code of the user's own that runs in the block, None where none does."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame is not self._entered:
+            if self._is_users(frame.f_code.co_filename):
+                return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
+            frame = frame.f_back
+        return None
+
+    def _is_users(self, file: str) -> bool:
+        if file not in self._known:
+            path = Path(file).resolve()
+            self._known[file] = path.is_file() and not (is_installed(path) or path.is_relative_to(OURS))
+        return self._known[file]

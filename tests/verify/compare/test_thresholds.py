@@ -1,0 +1,71 @@
+"""Thresholds of the user's own code: reached on weights far from the start, or told as not tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+from test_whole_batch import checked, classifier, logits_of, task_of
+from torch import Tensor, nn
+
+from paceline.units import Amount
+
+
+def _losses(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(logits_of(model, batch), batch["labels"], reduction="none")
+
+
+def mined_with_a_floor(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Train on rows whose loss is large, and on one at least: at the start all are."""
+    losses = _losses(model, batch).sort(descending=True).values
+    kept = losses[:1] if losses[0] <= 0.1 else losses[losses > 0.1]
+    return kept.sum(), len(losses)
+
+
+def mined_with_a_floor_of_two(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Keep two rows at least, by a threshold for the second in the line of that for all."""
+    losses = _losses(model, batch).sort(descending=True).values
+    at = min(2, len(losses) - 1)
+    kept = losses[losses > 0.3] if losses[at] > 0.3 else losses[: max(1, at)]
+    return kept.sum(), len(losses)
+
+
+def bounded_sum(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Bound the loss of a piece by a number that none comes near but on weights where it grows."""
+    logits = logits_of(model, batch)
+    return logits.square().sum().clamp(max=400.0), len(logits)
+
+
+def bounded_rows(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Bound the loss of every row, which is a sum over rows on both sides."""
+    losses = _losses(model, batch)
+    return losses.clamp(min=0.1, max=5.0).sum(), len(losses)
+
+
+def out_of_reach(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Bound the loss of a piece by a number that no weights reach, of which the proof can only say so."""
+    losses = _losses(model, batch)
+    return losses.sum().clamp(max=1e12), len(losses)
+
+
+@pytest.mark.parametrize(
+    ("objective", "way"),
+    [
+        (mined_with_a_floor, "32 steps down"),
+        (mined_with_a_floor_of_two, "32 steps down"),
+        (bounded_sum, "32 steps up"),
+        (bounded_rows, ""),
+        (out_of_reach, ""),
+    ],
+)
+def test_a_threshold_that_the_start_does_not_reach_is_looked_for(objective: Any, way: str) -> None:
+    """The weights of a few steps do not reach it either: told "equal", and late in training it is none."""
+    found = checked(dataclasses.replace(task_of(classifier, objective), global_batch=Amount(96, "samples")))
+    first = found.first_difference
+    assert found.equal is not bool(way)
+    untried = [place for place in found.not_tried if objective is out_of_reach]
+    assert found.equal is False or (len(found.not_tried), len(untried)) in ((0, 0), (1, 1)), found.not_tried
+    assert all(place.startswith("test_thresholds.py:") and "never" in place for place in untried)
+    assert first is None or f"on weights that {way} the gradient have moved" in first.likely
