@@ -216,3 +216,21 @@ def test_code_beside_the_spec_file_can_be_imported_in_any_process(tmp_path: Path
     values = json.dumps(spec_to_dict(load_spec(file)))
     done = subprocess.run([sys.executable, "-c", script, values], capture_output=True, text=True, cwd="/", check=True)
     assert done.stdout == "built\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[task]\nname = "a"\n[task.evaluate]\nmetric = "accuracy"\n', 4),  # of a table: its first option that is there
+        ('[task]\nname = "a"\n[[task.evaluate.sets]]\nsource = "x"\n', 3),
+        ('[task.data]\nsource = "stdlib"\nseq_len = 100000\n', 3),  # beside the batch that was left out
+        ("[plan.sync]\nevery = 8\n", 2),
+    ],
+)
+def test_an_option_that_was_left_out_is_told_where_its_table_stands(tmp_path: Path, text: str, line: int) -> None:
+    """It was told as the line of the program that had called us, "python" at a prompt, or "default"."""
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_spec(path)
+    assert caught.value.what.startswith(f"{path}:{line}: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -193,3 +194,20 @@ def test_a_second_plan_starts_no_process_and_imports_no_torch(tmp_path: Path) ->
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(own_code.OURS.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert done.stdout.split() == ["1", "True", "False"], done.stderr
+
+
+def test_the_scheme_of_a_source_is_no_module_whose_code_cannot_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a task with the folder `table` was ever remembered: "table:table" was taken for an object's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "table").mkdir()
+    assert own_code.own_code(["table:table", "classification"]) == own_code.own_code(["table:rows.csv"]) == ""
+    assert own_code.own_code(["nowhere:table"]) is None
+    (tmp_path / "table").rmdir()
+    (tmp_path / "table.py").write_text("table = 1")
+    importlib.invalidate_caches()
+    first = own_code.own_code(["table:table"])
+    (tmp_path / "table.py").write_text("table = 2")
+    assert first and own_code.own_code(["table:table"]) not in (first, None)

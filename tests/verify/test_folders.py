@@ -23,7 +23,6 @@ from paceline.verify.compare.layout import compare
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "task" / "huggingface.md"
 LAYOUTS = {"dp_shard": Layout(dp_shard=2), "tp": Layout(tp=2), "pp": Layout(pp=2), "cp": Layout(cp=2),
            "ep": Layout(dp_shard=2, ep=2)}  # fmt: skip
-OPEN = ("equal", "open")  # proven, or offered alone
 FAST = ("Qwen2", "Gemma3Text", "GptOss")  # the decoder of our own, one with windows, one with experts
 
 
@@ -33,7 +32,8 @@ def in_guide() -> dict[str, dict[str, bool]]:
     axes = [cell.strip(" `") for cell in lines[0].split("|")[1:-1]]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
     return {
-        row[0].partition(" ")[0]: {axis: cell in OPEN for axis, cell in zip(axes, row[2:], strict=True)} for row in rows
+        row[0].partition(" ")[0]: {axis: cell == "equal" for axis, cell in zip(axes, row[2:], strict=True)}
+        for row in rows
     }
 
 

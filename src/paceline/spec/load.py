@@ -244,39 +244,53 @@ def _exists(path: Path) -> bool:
 def check(spec: Spec) -> None:
     """Raise ConfigError, with the origin of each value, for all options that contradict each other."""
     problems, task = Problems(), spec.task
-    with problems.noting(_origin(spec, "run.faults")):
+    with problems.noting(_place(spec, "run.faults")):
         check_faults(spec.run.faults)
-    with problems.noting(_origin(spec, "task.name")):
+    with problems.noting(_place(spec, "task.name")):
         if not re.fullmatch(r"[\w][\w .+-]*", task.name):
             _refuse("task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
-    with problems.noting(_origin(spec, "task.data.mix")):
+    with problems.noting(_place(spec, "task.data.mix", "task.data")):
         check_data(task.data)
     if isinstance(task.data, DataSpec) and all(_is_of_tokens(part.source) for part in task.data.parts()):
-        with problems.noting(_origin(spec, "task.global_batch")):
+        with problems.noting(_place(spec, "task.global_batch", "task.data.seq_len")):
             batch_samples(task, task.data.seq_len)
-    with problems.noting(_origin(spec, "task.turns")):
+    with problems.noting(_place(spec, "task.turns")):
         check_turns(task)
-    with problems.noting(_origin(spec, "task.evaluate")):
+    with problems.noting(_place(spec, "task.evaluate")):
         check_evaluate(task.evaluate)
-    with problems.noting(_origin(spec, "task.callbacks")):
+    with problems.noting(_place(spec, "task.callbacks")):
         for name in task.callbacks:
             if isinstance(name, str) and not is_import_path(name):
                 _refuse("task.callbacks", literal(name), "it names no object", "package.module:Class")
-    with problems.noting(_origin(spec, "task.selection.by")):
+    with problems.noting(_place(spec, "task.selection")):
         check_selection(task)
-    with problems.noting(_origin(spec, "task.optimizer.name")):
+    with problems.noting(_place(spec, "task.optimizer")):
         names_of(task.optimizer)
-    with problems.noting(_origin(spec, "plan.sync.kind")):
+    with problems.noting(_place(spec, "plan.sync")):
         _check_sync(spec.plan)
-    with problems.noting(_origin(spec, "plan.rows")):
+    with problems.noting(_place(spec, "plan.rows")):
         parse_rows(spec.plan.rows)
-    with problems.noting(_origin(spec, "plan.stages")):
+    with problems.noting(_place(spec, "plan.stages")):
         parse_stages(spec.plan.stages)
     if task.schedule.decay is not None and task.schedule.kind != "wsd":
-        with problems.noting(_origin(spec, "task.schedule.decay")):
+        with problems.noting(_place(spec, "task.schedule.decay")):
             because = f"the schedule '{task.schedule.kind}' has no separate decay"
             _refuse("task.schedule.decay", literal(str(task.schedule.decay)), because, 'task.schedule.kind = "wsd"')
     problems.raise_all()
+
+
+def _place(spec: Spec, *keys: str) -> str:
+    """Return where what is wrong with options stands: the first of them, or of their tables' options, that was given.
+
+    An option that was left out has no line of its own: that of its table's first one is told, or else the spec file.
+    """
+    given = {key: origin for key, origin in spec.provenance.items() if origin != build.DEFAULT}
+    for key in keys:
+        if key in given:
+            return given[key]
+        if inside := [origin for other, origin in given.items() if other.startswith(f"{key}.")]:
+            return inside[0]
+    return str(spec.path) if spec.path else caller() or "python"
 
 
 def _check_sync(plan: PlanSpec) -> None:

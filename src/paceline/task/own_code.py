@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from paceline.spec.import_paths import is_import_path
+from paceline.spec.import_paths import SCHEMES, is_import_path
 from paceline.spec.model_folder import folder_of, is_model_folder
 
 MOST_FILES = 1000  # of the user's own code; a folder with more is not read, and nothing is remembered
@@ -40,6 +40,7 @@ def own_code(table: Iterable[object], folders: Iterable[Path] = ()) -> str | Non
 
 def _digest_of(texts: Sequence[str], folders: Iterable[Path]) -> str | None:
     modules = [text.partition(":")[0].strip() for text in texts if is_import_path(text)]
+    modules = [name for name in modules if name not in SCHEMES or _is_file(name)]
     paths = [text for text in texts if os.sep in text and _exists(text)]
     folders_named = [folder for text in texts if (folder := folder_of(text)) is not None and _exists(str(folder))]
     models = [folder for folder in folders_named if is_model_folder(str(folder))]
@@ -66,6 +67,12 @@ def _digest_of(texts: Sequence[str], folders: Iterable[Path]) -> str | None:
     named = {str(path) for text in paths for path in _named(Path(text))}
     parts = (contents(sorted(code)), dates(sorted((files - code) | installed | named)), *built)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _is_file(module: str) -> bool:
+    """Return whether a module is there and has objects: a folder without `__init__.py` has none."""
+    found = importlib.util.find_spec(module)
+    return found is not None and found.origin is not None
 
 
 def modules_named(table: Iterable[object]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +12,25 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from programs import Rows, Stack, cross_entropy
+from runs import steps_of
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.evaluate import EvaluationResult, evaluate
+from paceline.run.loop.evaluate import EvaluationResult, evaluate, try_evaluation
 from paceline.run.loop.loader import held_out_ids
+from paceline.run.loop.training import Training
 from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
 from paceline.spec.steps.update import ScheduleSpec
 from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.supervise.told.brief import Brief
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.objective import next_token_logits
 from paceline.units import Amount
@@ -62,6 +70,7 @@ def measured(plan: Plan, world: World) -> EvaluationResult:
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     objective = built.stepper.turns[0].turn.objective
     metrics = metrics_of(EvaluateSpec(metrics=NAMES), task.data, objective, plan.layout.cp)
+    try_evaluation(built.stepper, task.data, HELD_OUT, plan.layout.data_rank(world.rank), metrics)  # leaves nothing
     return evaluate(built.stepper, task.data, HELD_OUT, plan.layout.data_rank(world.rank), metrics)
 
 
@@ -112,3 +121,28 @@ def test_what_a_users_objective_gets_from_the_model_is_measured() -> None:
     built = assemble(stack_task(calls_a_part), plan, alone, Rows(), 1)
     with pytest.raises(ConfigError, match="did not call the model"):
         evaluate(built.stepper, Rows(), HELD_OUT, 0, metrics)  # type: ignore[arg-type]
+
+
+def of_classes(outputs: Any, batch: Any) -> torch.Tensor:
+    """Return a number for each row of a model whose outputs have `.logits`, as this one's have not."""
+    return (outputs.logits.argmax(-1) == batch["labels"]).double()
+
+
+def trained(folder: Path, *metrics: Any) -> list[float]:
+    """Return the losses of three steps in a run with an evaluation after each."""
+    task = dataclasses.replace(stack_task(cross_entropy), data=(Rows(), Rows()),
+                               evaluate=EvaluateSpec(metrics=metrics))  # fmt: skip
+    run = RunSpec(checkpoint_every=None, evaluate_every=Amount(1, "steps"))
+    brief = Brief(plan_for(Layout()), 3, 1, "samples", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    training = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, World(0, 1, 0, CPU), folder)
+    return [training.step(batch).loss for batch in training]
+
+
+def test_a_metric_that_cannot_read_the_outputs_is_told_before_the_first_step(tmp_path: Path) -> None:
+    """It trained up to the first evaluation, and ended there in an error of the user's code."""
+    with pytest.raises(ConfigError, match=r"'of_classes' raised AttributeError: .*no attribute 'logits'") as raised:
+        trained(tmp_path / "a", of_classes)
+    assert "outputs = a tensor [" in raised.value.because and "labels: a tensor [" in raised.value.because
+    assert raised.value.exit_code == 2 and not steps_of(tmp_path / "a")
+    assert trained(tmp_path / "b", "accuracy") == trained(tmp_path / "c"), "to try a metric changes no step"
+    assert len(steps_of(tmp_path / "b")) == 3

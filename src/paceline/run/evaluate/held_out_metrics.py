@@ -123,22 +123,13 @@ def measure(
     stepper: Stepper, batches: Sequence[MicroBatch], metrics: Sequence[Metric]
 ) -> tuple[float, float, Mapping[str, float]]:
     """Return (loss sum, weight, metrics by name) of held-out micro-batches over all ranks. Every rank calls it."""
-    world, passes, sums = stepper.world, stepper.passes, Sums(metrics)
+    world = stepper.world
     if not metrics:
-        loss_sum, weight = world.sum(list(passes.evaluate(batches)))
+        loss_sum, weight = world.sum(list(stepper.passes.evaluate(batches)))
         return loss_sum, weight, {}
-    seen = PassedBatch()
-    without_logits = logits_of(stepper.turns[stepper.main].turn.objective) is not None
-    passes.wrap_objective(lambda objective: _Watching(objective, seen))
-    try:
-        mine = passes.evaluate(batches, lambda: sums.add(seen, False if without_logits else None))
-    finally:
-        passes.wrap_objective(_unwrapped)
-    if without_logits and any(metric.reads_outputs for metric in metrics):
-        pass_logits(stepper, batches, lambda logits: sums.add(logits, True))
+    mine, sums = _passed(stepper, batches, metrics)
     loss_sum, weight = world.sum(list(mine))
-    first_of_tp = not stepper.plan.layout.coordinates(world.rank)["tp"]
-    totals, loss, values = sums.over(world, first_of_tp), LossTotal(loss_sum, weight), dict[str, float]()
+    totals, loss, values = sums.over(world, _counts(stepper)), LossTotal(loss_sum, weight), dict[str, float]()
     for metric, total in zip(metrics, totals, strict=True):
         for name, value in metric.values(total, loss).items() if weight > 0 else ():
             if name in values:
@@ -147,6 +138,37 @@ def measure(
                 )
             values[name] = value
     return loss_sum, weight, values
+
+
+def try_metrics(stepper: Stepper, batches: Sequence[MicroBatch], metrics: Sequence[Metric]) -> None:
+    """Measure metrics of a few held-out samples, and drop what they give. Every rank calls it.
+
+    Raises the error of a metric that cannot be had of these outputs and batches. What is made of the totals is not
+    tried: a few samples may not be enough for it.
+    """
+    _, sums = _passed(stepper, batches, metrics)
+    sums.over(stepper.world, _counts(stepper))
+
+
+def _counts(stepper: Stepper) -> bool:
+    """Return whether this rank's sums are added to the others': ranks that share a layer have the same ones."""
+    return not stepper.plan.layout.coordinates(stepper.world.rank)["tp"]
+
+
+def _passed(
+    stepper: Stepper, batches: Sequence[MicroBatch], metrics: Sequence[Metric]
+) -> tuple[tuple[float, float], Sums]:
+    """Pass micro-batches forward; return this rank's loss sum and weight, and what the metrics have added up on it."""
+    passes, sums, seen = stepper.passes, Sums(metrics), PassedBatch()
+    without_logits = logits_of(stepper.turns[stepper.main].turn.objective) is not None
+    passes.wrap_objective(lambda objective: _Watching(objective, seen))
+    try:
+        mine = passes.evaluate(batches, lambda: sums.add(seen, False if without_logits else None))
+    finally:
+        passes.wrap_objective(_unwrapped)
+    if without_logits and any(metric.reads_outputs for metric in metrics):
+        pass_logits(stepper, batches, lambda logits: sums.add(logits, True))
+    return mine, sums
 
 
 def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[[PassedBatch], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.errors import DataError
-from paceline.run.evaluate.held_out_metrics import measure
+from paceline.run.evaluate.held_out_metrics import measure, try_metrics
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.run.record.remarks import damage_of_all
@@ -69,6 +70,17 @@ def evaluate(
             'check their labels: are all of them masked? run.evaluate_every = "none" trains without evaluations',
         )
     return EvaluationResult(loss_sum / weight, weight, time.perf_counter() - began, measured, left_out)
+
+
+def try_evaluation(stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric]) -> None:
+    """Measure metrics on the last micro-batch of an evaluation, its shortest, before training. Every rank calls it.
+
+    Raises the error that the first evaluation would end in, where a metric cannot read what the model returns.
+    """
+    coupled = is_coupled(stepper.model, stepper.turns[stepper.main].turn.objective)
+    with evaluating(stepper.model), torch.no_grad():
+        every = held_out_batches(source, samples, stepper.plan, data_rank, stepper.world.device, coupled)
+        try_metrics(stepper, list(dataclasses.replace(every, parts=every.parts[-1:])), metrics)
 
 
 def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from paceline.errors import ConfigError, NothingToLearn, NumericalStop, Requeue, StorageError
 from paceline.run.loop.between_steps import BetweenSteps
+from paceline.run.loop.evaluate import try_evaluation
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
@@ -32,6 +33,7 @@ from paceline.run.survive.unrecorded import take_decided
 from paceline.run.trace.tracer import Tracer
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
+from paceline.task.data.rows.packed import for_device
 from paceline.task.models.factory import gives_weights
 from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.schedule import learning_rate
@@ -101,6 +103,8 @@ class Training(BetweenSteps):
             is_first = self.progress.step == 0 and not self._joins
             if is_first and self._in_steps.evaluate_every and gives_weights(self.spec.task.model):
                 self._evaluate()  # what the weights can do before they are trained
+            elif self._in_steps.evaluate_every and self._is_fresh:
+                self._try_metrics()
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
@@ -131,6 +135,20 @@ class Training(BetweenSteps):
         finally:
             self._tracer.close()
             self._stop.release()
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether a run is yet to make the first step of its start: no rank of it was in a world before."""
+        return self._generation.number == 1 and self._first_step == self.progress.step + 1 <= self.brief.steps
+
+    def _try_metrics(self) -> None:
+        """Raise the error of a metric that cannot be had, before training and not at the first evaluation."""
+        with self._busy(), self._telling():
+            for name, source in {"": self.held_out, **self._sets}.items():
+                if source is not None and (metrics := self._metrics.get(name)):
+                    held_out = for_device(source, self.world.device.type, self.spec.task.model)
+                    samples = self.spec.run.evaluate_samples
+                    try_evaluation(self._stepper, held_out, samples, self._under.data_rank, metrics)
 
     def _taken(self, step: int) -> StepBatch:
         """Return this rank's part of the batch of a step that the loop begins with, and read further ones ahead."""

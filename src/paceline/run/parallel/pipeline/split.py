@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,10 @@ from paceline.task.models.held import local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.rules import Rules
 
-SOFTCAP = "final_logit_softcapping"  # of a Hugging Face config: logits are c * tanh(logits / c)
+# What classes of Hugging Face do outside of their modules, by the name in their config or object, and the value that
+# does nothing: to logits (Gemma caps them as c * tanh(logits / c), Granite and Cohere scale them), and to embeddings.
+TO_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+TO_EMBEDDINGS = {"embedding_multiplier": 1.0}
 
 
 @dataclass
@@ -111,7 +114,9 @@ class Cut:
             for name in (name for name in self._rules.first if name in self._rules.last):
                 inside[name].forward = _first_input  # it is here for its weights alone
         else:
-            _uncap(module)
+            _leave_out(module, TO_LOGITS)
+        if index:
+            _leave_out(module, TO_EMBEDDINGS)
         blocks = [inside[name] for name in self._blocks if name in self._held[index]]
         first = next(at for at, name in enumerate(self._blocks) if name in self._held[index])
         return Stage(index, index == 0, last, module, blocks, first)
@@ -154,13 +159,18 @@ def _without(module: nn.Module, absent: set[str], keep_places: bool, prefix: str
     return part
 
 
-def _uncap(module: nn.Module) -> None:
-    """Have a Hugging Face stage without a head hand on its hidden states as they are: its class would cap them too."""
-    config = getattr(module, "config", None)
-    if getattr(config, SOFTCAP, None) is not None:
-        config = copy.copy(config)
-        setattr(config, SOFTCAP, None)
-        vars(module)["config"] = config
+def _leave_out(stage: nn.Module, done: Mapping[str, float | None]) -> None:
+    """Have a Hugging Face stage take or hand on its hidden states as they are, where its class does more outside of
+    the modules that the stage has: `done` are the names of that, with the values under which nothing is done."""
+    for holder in (stage, getattr(stage, getattr(stage, "base_model_prefix", None) or "", None)):
+        config = getattr(holder, "config", None)
+        if config is None:
+            continue
+        vars(holder).update({name: value for name, value in done.items() if name in vars(holder)})
+        if stated := {name: value for name, value in done.items() if getattr(config, name, None) is not None}:
+            vars(holder)["config"] = config = copy.copy(config)
+            for name, value in stated.items():
+                setattr(config, name, value)
 
 
 def _first_input(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:

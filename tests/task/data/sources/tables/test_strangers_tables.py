@@ -92,6 +92,7 @@ def settled(tmp_path: Path) -> Settle:
     ("beside-others", {"train.csv": csv_of("text,label"), "README.md": "# Mine", "test.csv": csv_of("text,label")}),
     ("of-folders", {"train/a.csv": csv_of("text,label"), "test/a.csv": csv_of("text,label")}),
     ("of-json", {"train.json": json.dumps(LABELLED), "dataset_info.json": "{}"}),
+    ("blanks.csv", csv_of("Review Text,Gold-Label")),
     ("lines-and-json", {"a.jsonl": lines_of(LABELLED), "config.json": "{}", "LICENSE.txt": "Mine"}),
 ])  # fmt: skip
 def test_texts_with_labels_are_read_as_they_were_meant(settled: Settle, name: str, content: Any) -> None:
@@ -141,7 +142,9 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
     ("entries.json", '[{"text": "a", "label": "b"}, 3]', "it is 3", "array of objects"),
     ("array.jsonl", json.dumps(LABELLED), "it is a list", "name it .json"),
     ("pairs.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "text_field", "preference_pairs"),
-    ("tools.jsonl", lines_of(TOOLS), "no text that a template writes", "skip"),
+    ("tools.jsonl", lines_of(TOOLS), "no template here writes calls", "skip"),
+    ("odd.csv", csv_of("Ticket Nr.;Issue Text;is Urgent?", [("1", "a b", "0")], ";"), "is Urgent?",
+     'text_field = "Issue Text"'),
     ("image.jsonl", lines_of([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]), "image_url",
      "skip"),
     ("book.xlsx", "PK", "a spreadsheet", "save it as CSV"),
@@ -154,6 +157,21 @@ def test_what_cannot_be_read_says_what_to_do(settled: Settle, name: str, content
         pytest.fail(f"read as {seen_lines(table)}")
     assert because in caught.value.because, caught.value
     assert hint in caught.value.try_, caught.value
+
+
+def test_several_labels_in_a_field_may_be_none_and_are_not_taken_for_one(settled: Settle) -> None:
+    """A row without a tag ended the reading, and "late, urgent" was a class of its own without a word."""
+    rows = [("a", "late|urgent"), ("b", ""), ("c", "urgent"), ("d", "late")]
+    table = settled("tags.csv", csv_of("text,tags", rows), label_field="tags", labels="multi_label")
+    assert table.labels is not None and table.labels.classes == ("late", "urgent")
+    assert table.label_array("train").tolist() == [[1, 1], [0, 0], [0, 1], [1, 0]]
+    rows = [(text, label.replace("|", ", ")) for text, label in rows]
+    with pytest.raises(PacelineError, match=r"no label in 'tags' has a '\|'") as caught:
+        settled("commas.csv", csv_of("text;tags", rows, ";"), label_field="tags", labels="multi_label")
+    assert "'late| urgent'" in caught.value.try_
+    places = [("a", "Lyon/ France"), ("b", "Rome/ Italy"), ("c", "Lyon/ France")]
+    table = settled("places.csv", csv_of("text;tags", places, ";"), label_field="tags", labels="multi_label")
+    assert table.labels is not None and table.labels.classes == ("Lyon/ France", "Rome/ Italy")
 
 
 def parquet_of(**columns: list[Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ MORE_LABEL_NAMES = ("sentiment", "rating", "stars", "polarity", "emotion", "inte
 TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "question", "comment", "message", "tweet",
               "utterance", "headline", "title", "description", "abstract", "review_text", "sms", "query")  # fmt: skip
 ID_NAMES = ("id", "idx", "index", "guid", "uid", "uuid", "unnamed: 0")  # of rows: nothing to learn
+A_SENTENCE = 4  # words in the name of a column, from which on the first line is taken for a row
 NUMBERS = "docs/tutorials/bring/table-of-numbers.md"
 NAMELESS = "column {}"  # what a column without a name is called
 MESSAGES_NAMES = ("conversations", "conversation", "dialogue", "dialog", "turns")
@@ -128,8 +130,19 @@ def _text(columns: Sequence[str], data: DataSpec, label: str = "") -> str:
 
 def _named(names: Sequence[str], columns: Sequence[str]) -> str:
     """Return the first of the columns by one of the names, in their order, whatever its letters' case."""
-    found = {column.lower(): column for column in reversed(columns)}
+    found = {_plain(column): column for column in reversed(columns)}
     return next((found[name] for name in names if name in found), "")
+
+
+def _plain(column: str) -> str:
+    """Return a column's name as usual names are written: small letters, "_" for blanks and hyphens."""
+    return re.sub(r"[\s-]+", "_", column.strip().lower())
+
+
+def _like_a_text(columns: Sequence[str]) -> str:
+    """Return the first column that has a usual name of a text as a word in its own, "" for none: "Issue Text"."""
+    words = {column: set(re.findall(r"[^\W_]+", column.lower())) for column in columns}
+    return next((column for column, found in words.items() if found & set(TEXT_NAMES)), "")
 
 
 def _meaningful(columns: Sequence[str], *read: str) -> list[str]:
@@ -148,7 +161,8 @@ def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> D
     if not columns:
         return DataError(f"{name} is a table without columns", "its first row names none", "rows with named columns")
     because = f"it has {_listed(columns)}, and text_field is '{data.text_field}'"
-    if any(" " in column.strip() for column in columns if column not in _nameless(columns)) and not label:
+    sentence = any(len(column.split()) >= A_SENTENCE for column in columns if column not in _nameless(columns))
+    if sentence and not label:
         names = ",".join(["text", "label", *(f"column{at}" for at in range(3, len(columns) + 1))][: len(columns)])
         because += "; these look like a row"
         hint = f"the names of the columns as the first line, such as {names}"
@@ -156,6 +170,7 @@ def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> D
         hint = f'text_field = "{columns[0]}"; several columns are told apart by one of , ; | and tabs'
     else:
         others = _meaningful(columns, label) or list(columns)
+        others = [_like_a_text(others) or others[0]]
         more = "" if label else ", and label_field for the labels, where there are any"
         hint = f'text_field = "{others[0]}"{more}; columns of numbers are read by a data set of your own: {NUMBERS}'
     return DataError(f"{name} is a table, and which column holds its text is not clear", because, hint)

@@ -19,6 +19,7 @@ from paceline.spec.task import DataSpec
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 OTHER_LABELS = 'label_field names another column; labels = "classification" takes each value for a class'
 SEPARATOR = "|"  # of several labels in one field of text
+OTHER_SEPARATORS = (";", ",", "/", "\t")  # that tables have in its place
 MOST_DISTINCT = 100_000  # values that are counted one by one
 NO_VALUE = ("nan", "n/a", "#n/a", "<na>", "null")  # what programs write where there is no value
 FEW = 20  # classes that any table may have, however few its rows
@@ -48,11 +49,14 @@ class Labels:
         return {"classification": "<i8", "regression": "<f8", "multi_label": "|u1"}[self.kind]
 
 
-def label_value(value: object, where: str, field: str) -> object:
+def label_value(value: object, where: str, field: str, several: bool = False) -> object:
     """Return a label as it was meant: a text, a whole number, a number or a tuple of those.
 
-    Numbers and truth values written as text stay text. Raises DamagedData for one that is empty or is no label.
+    Numbers and truth values written as text stay text. Raises DamagedData for one that is empty or is no label. Where
+    a field of text is known to hold `several` labels, an empty one is of a row that has none of them.
     """
+    if several and isinstance(value, str) and not value.strip():
+        return ""
     if isinstance(value, list | tuple):
         return tuple(label_value(each, where, field) for each in value)
     if isinstance(value, bool):
@@ -156,8 +160,25 @@ class LabelSurvey:
         counts: Counter[object] = Counter()
         for value, times in self.counts.items():
             counts.update(dict.fromkeys(_split(value), times))
+        if not self.lists:
+            self._refuse_unsplit(name)
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
         return Labels("multi_label", self._classes(data, counts, names, name), because)
+
+    def _refuse_unsplit(self, name: str) -> None:
+        """Raise DataError where labels are together by another sign: each combination would be a class of its own."""
+        texts = [value for value in self.counts if isinstance(value, str)]
+        if any(SEPARATOR in text for text in texts):
+            return
+        for sign in OTHER_SEPARATORS:
+            parts = {part.strip() for text in texts for part in text.split(sign)}
+            if any(sign in text for text in texts) and len(parts) <= len(texts):
+                raise DataError(
+                    f"labels = 'multi_label' of {name}, and no label in '{self.column}' has a '{SEPARATOR}'",
+                    f"labels are split at '{SEPARATOR}', and these seem to be split at {sign!r}: "
+                    + repr(next(text for text in texts if sign in text)),
+                    f"write them as {next(text for text in texts if sign in text).replace(sign, SEPARATOR)!r}",
+                )
 
     def _classes(self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         seen = ordered_classes(counts)

@@ -12,6 +12,7 @@ ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "as
 KEYS = (("role", "content"), ("from", "value"))  # OpenAI's, ShareGPT's
 _FORM = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 LEAVE_OUT = 'on_bad = "skip", which leaves such rows out and counts them'
+TOOLS = f"calls written out as the model is to write them, in the message's content; or {LEAVE_OUT}"
 A_TEXT = f"a text in every row, or {LEAVE_OUT}"
 
 
@@ -45,7 +46,7 @@ def _message(given: object, where: str) -> dict[str, str]:
             if isinstance(role, str) and content is not None:
                 return {"role": ROLES.get(role, role), "content": content}
         if given.get("tool_calls") or given.get("function_call"):
-            raise DamagedData(f"{where} calls a tool", "calls are no text that a template writes", LEAVE_OUT)
+            raise DamagedData(f"{where} calls a tool", "no template here writes calls", TOOLS)
     raise DamagedData(
         f"{where} holds a message without role and content", f"it is {json.dumps(given, default=str)[:60]}", _FORM
     )

@@ -82,7 +82,8 @@ class RowReader:
         text = record.values.get(column)
         if not isinstance(text, str):
             raise _no_text(where, column, text)
-        label = label_value(record.values.get(labels[0]), where, labels[0]) if labels else None
+        several = self.data.labels == "multi_label"
+        label = label_value(record.values.get(labels[0]), where, labels[0], several) if labels else None
         return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
 
 
