@@ -202,6 +202,7 @@ def test_the_scheme_of_a_source_is_no_module_whose_code_cannot_be_found(
     """Nothing of a task with the folder `table` was ever remembered: "table:table" was taken for an object's path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # whose folders are read too, and may hold too many files
     (tmp_path / "table").mkdir()
     assert own_code.own_code(["table:table", "classification"]) == own_code.own_code(["table:rows.csv"]) == ""
     assert own_code.own_code(["nowhere:table"]) is None

@@ -74,7 +74,7 @@ RARE_PROOFS = [
                   "return float(loss_total), float(weight_total)")),
             "evaluation", "evaluation", "items", "off by the number of ranks, 2", part="story"),
     Planted("metrics", "every tensor rank counts what metrics add up", "metrics, tensor",
-            line(f"{MEASURED}:measure", ("sums.over(world, first_of_tp)", "sums.over(world, True)")),
+            line(f"{MEASURED}:measure", ("sums.over(world, _counts(stepper))", "sums.over(world, True)")),
             "evaluation", "evaluation", "bits_per_byte", "sums", part="story"),
     Planted("metrics", "metrics are those of the first rank", "metrics, copies",
             line(f"{MEASURED}:Sums.over",
