@@ -1,5 +1,4 @@
-"""The words of other people's errors that have no type of their own: of torch, of its allocators, of gloo
-and of gcsfs.
+"""The words of other people's errors that have no type of their own: of torch, its allocators, gloo and gcsfs.
 
 No other file knows such words: each asks here what an error says. Whose words they are, and of which version they were
 read, stands beside them.
@@ -33,6 +32,7 @@ _INFERENCE = (
     "nference tensor"  # "Inplace update to inference tensor outside InferenceMode", "Inference tensors cannot be"
 )
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
+_SECOND = re.compile(r"derivative for aten::\w+ is not implemented")  # of an operator's own backward pass
 _FUNCTIONAL = ("torch.func", "saved tensor hooks")  # what torch.func transforms cannot be watched for what they keep
 
 
@@ -90,6 +90,11 @@ def is_of_inference_mode(error: BaseException) -> bool:
 def is_of_no_gradient(error: BaseException) -> bool:
     """Return whether torch says that a backward pass began at a tensor which no graph leads to."""
     return isinstance(error, RuntimeError) and _NO_GRADIENT in str(error)
+
+
+def tells_of_no_second_derivative(text: str) -> bool:
+    """Return whether the last line of a rank is torch's, of an operator that cannot be differentiated once more."""
+    return _SECOND.search(text) is not None
 
 
 def is_of_functional_transforms(error: BaseException) -> bool:

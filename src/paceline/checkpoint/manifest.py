@@ -94,7 +94,10 @@ class Manifest:
         return self.files.lists() if isinstance(self.files, ListedFiles) else iter(())
 
     def share(self, rank: int, size: int) -> dict[str, FileEntry]:
-        """Return the files that one of `size` ranks checks for all: about as many each, all of them together."""
+        """Return the files that one of `size` ranks checks for all: about as many each, together all but some lists.
+
+        A list that stands in a list of lists is nobody's: who looks up a file in it holds it against its digest.
+        """
         if not isinstance(self.files, ListedFiles):
             return {name: self.files[name] for name in sorted(self.files) if self._checker(name, size) == rank}
         saved = range(rank * self.world_size // size, (rank + 1) * self.world_size // size)

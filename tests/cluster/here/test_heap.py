@@ -66,7 +66,8 @@ def test_without_its_cache_the_heap_grows_no_further_than_a_step_needs() -> None
         return [int(word) for word in done.stdout.split()]
 
     first, last = grown()
-    assert 11e6 < first < last, "what glibc does by itself: nothing to mend otherwise"
+    # How far it is after one step depends on what lies on the heap before, such as a longer environment.
+    assert first + 1e6 < last > 12.2e6, "what glibc does by itself: nothing to mend otherwise"
     first, last = grown(**joined_heap({}))
     assert first == last < 10.5e6
 

@@ -3,10 +3,9 @@
 Torch aligns every tensor of a CPU to 64 bytes, and glibc cuts an aligned block out of a larger one: it asks for 96
 bytes more (`_int_memalign` of its malloc/malloc.c), and frees the 32 to 80 that are left before and behind the block.
 Pieces as small go to a cache of the thread, and what lies there is not joined to what is freed beside it. So when the
-tensor is freed, a hole is left that the next tensor of the same size does not fit, and the heap grows: a decoder of 3 M
-parameters, whose tensors need 412 MiB at their peak, held 553 to 561. Without the cache, and without glibc's second one
-(`run/memory/allocator.py`), it held 436 to 451 and its steps took 3 % less (glibc 2.36, two cores of a Xeon,
-2026-11-29; four runs of 12 and 16 steps). What it costs is 4 % of a step that does nothing but call operators.
+tensor is freed, a hole is left that the next tensor of the same size does not fit, and the heap grows. Without the
+cache, and without glibc's second one (`run/memory/allocator.py`), it grows less. What that spared and cost in four runs
+on one machine is in `docs/log.md`, 2026-11-29; no benchmark repeats them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # The process that ranks are forked from imports all of it (session/standby.py), and a probe does, so that what it says
-# a process holds before any tensor is what a rank's does: 224 MiB, where torch alone holds 144 (torch 2.13 on Linux).
+# a process holds before any tensor is what a rank's does: half as much again as torch alone (2.13 on Linux).
 TORCH_OF_A_RANK = (
     "torch._dynamo",  # of which DTensor's first use would import it
     "torch.distributed.checkpoint",  # of which a DTensor that is cut would
@@ -11,5 +11,6 @@ TORCH_OF_A_RANK = (
     "torch.distributed.pipelining",  # of which stages would
     "torch.distributed.tensor.debug",  # which a rank needs when it loses a peer
 )
-# What Paceline's own modules add to that in a rank: 240 MiB after 224 (2026-11-29). A probe runs without them.
+# What Paceline's own modules add to that in a rank. A probe runs without them; tests/cluster/here/test_imported.py
+# holds it against a process that imports them.
 OWN_BYTES = 16 * 2**20

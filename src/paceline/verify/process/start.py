@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
+from paceline.foreign_errors import tells_of_no_second_derivative
 from paceline.plan.feasible.refusals import (
     copies_in_step,
     layout_refusal,
@@ -39,7 +39,6 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
-NO_SECOND_DERIVATIVE = re.compile(r"derivative for aten::\w+ is not implemented")  # torch's words, on any layout
 SHOWN = 3  # thresholds that were not reached
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
@@ -200,7 +199,7 @@ def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequen
     that says itself what to do, stay as they are.
     """
     job = jobs[len(before)]
-    if isinstance(error, RankTraceback) and NO_SECOND_DERIVATIVE.search(error.what):
+    if isinstance(error, RankTraceback) and tells_of_no_second_derivative(error.what):
         return ConfigError(
             "the loss holds a gradient of an operator that torch cannot differentiate twice",
             f"a penalty on gradients leads back through the operator's own backward pass: {error.what}",

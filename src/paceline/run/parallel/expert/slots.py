@@ -58,9 +58,7 @@ class LayerSlots:
         Passes without gradients, such as a pipeline's first look at its stages, are none of a step's.
         """
         if self.is_counting and torch.is_grad_enabled():
-            self.seen.append(
-                to_each.max()
-            )  # summed up elsewhere: a block that is computed again must do the same twice
+            self.seen.append(to_each.max())  # no more: a block that is computed again must do the same twice
 
     @property
     def most(self) -> Tensor:
