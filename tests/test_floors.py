@@ -426,6 +426,19 @@ def test_no_folder_has_more_files_than_an_eye_takes_in() -> None:
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
+AT_THE_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
+               "constraints.txt", "docs", "examples", "mkdocs.yml", "pyproject.toml", "src", "tests"}  # fmt: skip
+
+
+def test_nothing_stands_at_the_root_that_was_left_behind() -> None:
+    """A note and two files of errors were once committed by a careless `git add`."""
+    repository = Path(__file__).parents[1]
+    if not (repository / ".git").exists():
+        pytest.skip("a copy without its history does not say what is committed")
+    listed = run_patiently(["git", "-C", repository, "ls-files", "-z"], is_cold=True).stdout.split("\0")
+    assert {name.split("/")[0] for name in listed if name} == AT_THE_ROOT
+
+
 MOST_ANY = {r"\bAny\b": 10.9, r"dict\[str, Any\]": 1.2}  # of 1,000 lines of the package; these may only fall
 
 
