@@ -20,7 +20,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data import source as source_module
 from paceline.task.data.facts import data_facts
 from paceline.task.data.order.permutation import keyed, sample_ids
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import SOURCE, Source, is_source
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.digits import open_digits
@@ -55,7 +55,7 @@ class Noisy:
 
 def test_windows_cover_the_split_once_and_labels_follow(text_spec: DataSpec) -> None:
     train, validation = open_sources(text_spec, 7)
-    assert isinstance(train, Source) and isinstance(train, TokenSource) and isinstance(validation, TokenSource)
+    assert isinstance(train, TokenSource) and isinstance(validation, TokenSource)
     stored = torch.from_numpy(train.split.open().astype(np.int64))
     batch = train.read(np.arange(train.samples))
     assert batch["tokens"].shape == batch["labels"].shape == (train.samples, 32)
@@ -401,7 +401,7 @@ class OwnData:
 
 def test_data_may_open_their_own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, held_out = open_sources(OwnData(2), seed=7)
-    assert isinstance(train, Squares) and isinstance(held_out, Squares) and isinstance(train, Source)
+    assert isinstance(train, Squares) and isinstance(held_out, Squares)
     assert train.read(np.array([0, 3]))["x"].tolist() == [81, 144] and held_out.shift == 1
     assert data_facts(OwnData(2)).fingerprint == "squares-2"
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -409,6 +409,26 @@ def test_data_may_open_their_own_sources(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_sources(named, seed=7)[0].fingerprint == "squares-11"
     with pytest.raises(ConfigError, match="collate with a OwnData"):
         open_sources(dataclasses.replace(named, collate="json:dumps"), seed=7)
+
+
+class PassesOn:
+    """A source that has nothing of its own but a name for a part of another's content."""
+
+    def __init__(self, other: object) -> None:
+        self.other, self.fingerprint = other, "a part"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.other, name)
+
+
+def test_what_passes_on_a_source_is_one_and_other_data_are_not() -> None:
+    """isinstance() of a protocol sees what `__getattr__` gives in Python 3.11 and not in 3.12."""
+    source = PassesOn(Squares(1))
+    assert open_sources(source, seed=7)[0] is source
+    assert {name for name in (*Source.__annotations__, *vars(Source)) if not name.startswith("_")} == set(SOURCE)
+    for name in SOURCE:
+        lacking = type("Lacking", (), {each: None for each in SOURCE if each != name})()
+        assert not is_source(lacking), name
 
 
 def test_a_new_name_is_a_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

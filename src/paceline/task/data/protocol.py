@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
 
 
-@runtime_checkable
 class Source(Protocol):
     """Numbered samples, read in batches. The same ids and positions give the same batch in any process.
 
@@ -128,10 +127,23 @@ def read_scattered(sources: Sequence[Source]) -> None:
 Pair = tuple[Source, Source | None]  # for training, and held out
 
 
-@runtime_checkable
 class OpensSources(Protocol):
     """Data that make their sources themselves: a task's `data` may be one, or a factory's result."""
 
     def open_sources(self, seed: int) -> Pair:
         """Return (train, validation or None). The same seed gives the same rows in any process."""
         ...
+
+
+# What each of them has, by name: `isinstance` of a protocol does not see what `__getattr__` passes on (Python 3.12).
+SOURCE = ("samples", "items_per_sample", "unit", "vocab", "fingerprint", "read")
+
+
+def is_source(data: object) -> TypeGuard[Source]:
+    """Return whether data have all that a source has, their own or passed on from another."""
+    return all(hasattr(data, name) for name in SOURCE)
+
+
+def opens_sources(data: object) -> TypeGuard[OpensSources]:
+    """Return whether data make their sources themselves."""
+    return callable(getattr(data, "open_sources", None))

@@ -14,7 +14,7 @@ from paceline.spec.import_paths import load_object
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
-from paceline.task.data.protocol import OpensSources, Pair, Source
+from paceline.task.data.protocol import Pair, Source, is_source, opens_sources
 from paceline.task.data.rows.mixed import InOrder, MixedSource
 from paceline.task.data.sources.digits import open_digits
 from paceline.task.data.sources.manifest import Corpus
@@ -207,7 +207,7 @@ def _collate_of(data: DataSpec) -> object:
 
 def _sources_of(data: object, seed: int, collate: object = None) -> Pair:
     """Return the sources of one data set or of a (train, validation) tuple, whose second may be None."""
-    if isinstance(data, OpensSources):
+    if opens_sources(data):
         _refuse_collate_of(data, collate)
         return data.open_sources(seed)
     if not isinstance(data, tuple):
@@ -221,7 +221,7 @@ def _sources_of(data: object, seed: int, collate: object = None) -> Pair:
 
 
 def _wrap(data: object, seed: int, collate: Any = None) -> Source:
-    if isinstance(data, Source):
+    if is_source(data):
         _refuse_collate_of(data, collate)
         return data
     from paceline.task.data.sources.mapped import MapSource  # imports torch, which planning on text does not need

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.order.windowed import WindowedOrder
 
 
-@runtime_checkable
 class Order(Protocol):
     """The samples of a source along the training: a pure function of the seed and the position."""
 
