@@ -152,9 +152,7 @@ class CheckpointKeeper:
         elif not because and not was:
             self._record.decided("checkpoint", waits, "beside training", "host memory has the room for it by now")
 
-    def save_now(
-        self, built: Assembled, plan: Plan, world: World, progress: Progress, until: float = math.inf
-    ) -> Path:
+    def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress, until: float = math.inf) -> Path:
         """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError.
 
         So it does where a save takes longer than `hanging_after`, or goes on at the moment `until` (monotonic).
