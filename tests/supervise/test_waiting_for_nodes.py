@@ -49,7 +49,7 @@ def fleet_of(lock: RunLock, server: socket.socket) -> Fleet:
 def test_a_limit_ends_the_wait_for_nodes_that_were_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, float], said: str, error: dict[str, object] | None
 ) -> None:
-    """The coordinator waited `run.nodes.wait` for them, whatever the limit: the job's end came before, without a word."""
+    """The coordinator waited `run.nodes.wait` for them, whatever the limit, and the job ended without a word."""
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "0001.jsonl").write_bytes(line_of(started()) + line_of(step(7, 1.0)))
     fallen = Fallen(Outcome(137, error), {}, False, called="" if error else "the number of devices has changed")
