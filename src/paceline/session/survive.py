@@ -67,6 +67,7 @@ def survive(
             replanner,
             spec.run.health,
             alerts.tell,
+            spec.run,
         )
         alerts.outcome = generations.run()
     return alerts.outcome

@@ -19,7 +19,7 @@ from paceline.spec.watch.alerts import AlertsSpec
 from paceline.spec.watch.exports import ExportsSpec
 from paceline.spec.watch.observe import ObserveSpec
 from paceline.spec.watch.when import WhenSpec
-from paceline.units import Amount
+from paceline.units import Amount, format_seconds
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,14 @@ class RunSpec(Declared, table="run"):
     def budgets(self) -> tuple[BudgetSpec, ...]:
         """The budgets that set a limit: the run's own, and the one that it shares."""
         return tuple(each for each in (self.budget, self.shared_budget) if each.limits)
+
+    def limit_reached(self, seconds: float, usd: float) -> str:
+        """Return which limit of a call is reached that has taken so much time and money, or ""."""
+        if self.time_limit is not None and seconds > self.time_limit:
+            return f"the time limit of {format_seconds(self.time_limit)} is reached"
+        if self.usd_limit is not None and usd > self.usd_limit:
+            return f"the money limit of ${self.usd_limit:g} is reached"
+        return ""
 
     def refuse_contradictions(self) -> None:
         """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits, and for a

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch.distributed as dist
 
-from paceline.checkpoint.beside.stage import Staged
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save import CheckpointInfo, Written, giving_up, publish, write
 from paceline.checkpoint.save_plan import KeptPlan
@@ -54,17 +54,32 @@ class SaveOutcome:
         return isinstance(found, RuntimeError) and not isinstance(self.error, ExhaustedTogether)
 
 
+class StateToSave(Protocol):
+    """The state of a step, which comes to the thread that writes it."""
+
+    @property
+    def step(self) -> int:
+        """The step."""
+
+    @property
+    def device_seconds(self) -> float:
+        """How long training on a device waited for a copy, when that is known."""
+
+    def arrived(self) -> Snapshot:
+        """Return the state when all of it is there."""
+
+
 class SaveInFlight:
     """A save under way, to one place after the other; `outcomes` has what became of it where it has ended.
 
-    Every rank starts one, with its own staged snapshot of one step, and no other save runs on their group meanwhile.
+    Every rank starts one, with its own state of one step, and no other save runs on their group meanwhile.
     The thread ends with the process, wherever it hangs.
     """
 
     def __init__(
-        self, to: Sequence[SaveTo], staged: Staged, group: dist.ProcessGroup | None, limit_seconds: float
+        self, to: Sequence[SaveTo], staged: StateToSave, group: dist.ProcessGroup | None, limit_seconds: float
     ) -> None:
-        self.step, self.staged, self.group = staged.taken.step, staged, group
+        self.step, self.staged, self.group = staged.step, staged, group
         self.outcomes: list[SaveOutcome] = []
         self._to, self._patience = to, Patience(limit_seconds)
         self._abandoned, self._began = False, time.perf_counter()
@@ -77,18 +92,31 @@ class SaveInFlight:
         return self._thread.is_alive()
 
     @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for the save any more: it publishes nothing."""
+        return self._abandoned
+
+    @property
     def age_seconds(self) -> float:
         """How long ago the save began."""
         return time.perf_counter() - self._began
 
     def wait(self, is_vain: Callable[[], bool] = lambda: False) -> bool:
-        """Return whether the save ended within its limit; wait for it until then, or until that `is_vain`."""
-        while self.is_running and not self._patience.is_over and not is_vain():
+        """Return whether the save ended within its limit; wait for it until then, or until that `is_vain`.
+
+        One that was given up is not waited for.
+        """
+        while self.is_running and not (self._abandoned or self._patience.is_over or is_vain()):
             self._thread.join(LOOK_SECONDS)
         return not self.is_running
 
     def abandon(self, seconds: float) -> None:
-        """Have the save end without a checkpoint: peers that may be dead are waited for no longer."""
+        """Have the save end without a checkpoint: peers that may be dead are waited for no longer.
+
+        The thread has so many seconds to end, once.
+        """
+        if self._abandoned:
+            return
         self._abandoned = True
         if self.is_running and self.group is not None:
             self.group.abort()

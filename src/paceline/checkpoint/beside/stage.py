@@ -22,6 +22,11 @@ class Staged:
     copied: list[tuple[Any, Any]] = field(default_factory=list)  # CUDA events around the copies of a device
     device_seconds: float = 0.0
 
+    @property
+    def step(self) -> int:
+        """Return the step of the snapshot."""
+        return self.taken.step
+
     def arrived(self) -> Snapshot:
         """Return the snapshot when all of it is in host memory, with its fingerprints. Any thread may call it."""
         for begun, ended in self.copied:

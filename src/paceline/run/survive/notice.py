@@ -18,7 +18,6 @@ from paceline.cluster.grid.window import RunWindow, window_of
 from paceline.run.survive.budget import RunBudgets
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
-from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
 URL_SECONDS = 5.0  # between two questions, and for an answer
@@ -71,12 +70,9 @@ class Notices:
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
-        limit, now = self._run.time_limit, time.monotonic()
-        if limit is not None and now - self._began > limit:
-            return f"the time limit of {format_seconds(limit)} is reached"
-        most = self._run.usd_limit
-        if most is not None and self._usd_spent(now) > most:
-            return f"the money limit of ${most:g} is reached"
+        now = time.monotonic()
+        if because := self._run.limit_reached(now - self._began, self._usd_spent(now)):
+            return because
         if time.time() >= self._closes:
             return f"the hours of run.when ({self._run.when.window}) are over"
         if not self.because and self._budget is not None and (because := self._budget.look()):

@@ -33,6 +33,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet
@@ -104,7 +105,7 @@ def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int
         refuse_outside(spec.run.when)
         return _run(spec, fleet, lock, say, per_machine, gone)
     except Requeue as stop:
-        say(f"hours    {stop.because}")
+        say(f"stop     {stop.because}")
         return Outcome(stop.exit_code)
     except PacelineError as error:
         return Outcome(error.exit_code, error.as_dict())
@@ -129,8 +130,9 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
         contextlib.closing(Replanner(spec, say, per_node)) as replanner,
     ):
         generations = Generations(
-            fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
-        )
+            fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell,
+            spec.run,
+        )  # fmt: skip
         alerts.outcome = generations.run(taken)
     return alerts.outcome
 
@@ -157,11 +159,13 @@ def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
 
     `gone` is the node on which the coordinator of that world was.
     """
-    nodes = spec.run.nodes
+    nodes, waited = spec.run.nodes, SpentSoFar()
     fleet.gather(lambda: 1, nodes.wait)
     before = {number for member in fleet.members.values() for number in of_runs(member.was.get("members", ()))}
     if not before:
-        fleet.gather(lambda: nodes.count, nodes.wait)
+        fleet.gather(lambda: nodes.count, nodes.wait, lambda: waited.limit_reached(spec.run))
+        if len(fleet.members) < nodes.count and (because := waited.limit_reached(spec.run)):
+            raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
     elif _have_come(fleet, before - {gone}, min(nodes.lost_after, BACK_SECONDS)):
         _have_come(fleet, before, min(nodes.lost_after, LAST_SECONDS))
 

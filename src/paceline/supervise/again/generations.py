@@ -24,6 +24,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
 from paceline.spec.run_files import checkpoints_folder
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
@@ -53,6 +54,7 @@ from paceline.supervise.told.generation import FIRST, REFORMED, Generation
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
 KILL_SECONDS = 0.005  # that a killed process takes to end
+AGAIN = "start the same command again when they are there: it goes on from the newest checkpoint"
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
 
@@ -70,16 +72,18 @@ class Generations:
         replan: Replan | None = None,
         health: HealthSpec | None = None,
         tell: TellLost = told_to_nobody,
+        limits: RunSpec | None = None,
     ) -> None:
         """`replan` makes a plan for another number of devices, where a run may go on with one.
 
-        `tell` is told at once of ranks that are lost.
+        `tell` is told at once of ranks that are lost. `limits` are those of time and money, which count while no rank
+        is there that looks at them.
         """
         self._machines, self._plan, self._lock = machines, brief.plan, lock
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
-        self._spent = SpentSoFar()
+        self._spent, self._limits = SpentSoFar(), limits or RunSpec()
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._is_stopped = machines.is_stopped
 
@@ -126,8 +130,8 @@ class Generations:
                 self._say(f"recover  {told_in_a_line(outcome.error)}")
             while not self._elastic.next_plan():
                 self._say(f"recover  {self._elastic.because}")
-                if self._is_stopped() or not self._machines.wait_for(self._policy.min_devices):
-                    return self._end(Outcome(Requeue.exit_code))
+                if self._is_stopped() or not self._machines.wait_for(self._policy.min_devices, self._limit_reached):
+                    return self._end(self._given_up(fallen))
             following = self._after(generation, fallen)
             if following is None:
                 return self._end(outcome)
@@ -148,6 +152,17 @@ class Generations:
         if following is not None:
             self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
         return following
+
+    def _limit_reached(self) -> str:
+        return self._spent.limit_reached(self._limits)
+
+    def _given_up(self, fallen: Fallen) -> Outcome:
+        """Return the outcome where too few devices are left, and nobody waits for more: it says why."""
+        stopped = "it was asked to stop" if self._is_stopped() else "no more have come"
+        called = {"error": "WorkerDied", "what": fallen.called, "because": ""}
+        error = {**(fallen.outcome.error or called), "try": AGAIN, "exit_code": Requeue.exit_code}
+        because = f"{self._elastic.because}, and {self._limit_reached() or stopped}"
+        return with_reason(Outcome(Requeue.exit_code, error), because)
 
     def _end(self, outcome: Outcome) -> Outcome:
         """Have those that stand by end too, and return the outcome."""

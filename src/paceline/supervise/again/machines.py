@@ -56,8 +56,8 @@ class RankHosts(Protocol):
     def unit(self) -> int:
         """How many devices go with the least that can be lost and not be replaced."""
 
-    def wait_for(self, devices: int) -> bool:
-        """Return whether so many devices are there, or come before the run has waited for too long."""
+    def wait_for(self, devices: int, is_over: Callable[[], object]) -> bool:
+        """Return whether so many devices are there, or come before the run has waited for too long, or `is_over`."""
 
     def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
         """Return what the environment of each rank of the next world has besides."""
@@ -131,7 +131,7 @@ class OneMachine:
         """One: a device may be lost by itself."""
         return 1
 
-    def wait_for(self, devices: int) -> bool:
+    def wait_for(self, devices: int, is_over: Callable[[], object]) -> bool:
         """Return False: no more devices will come than there are."""
         return False
 

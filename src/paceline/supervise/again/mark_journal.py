@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.errors import Requeue
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import read_records, records_of_kind, starts_of
@@ -17,13 +18,14 @@ from paceline.spec.journal.timing.clock import clock_here, moved_since, on_clock
 def mark_end(run_dir: Path, exit_code: int, error: dict[str, object], redactor: Redactor | None = None) -> None:
     """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
 
-    Only for a supervisor whose processes have all ended.
+    One with the exit code of Requeue is to be started again. Only for a supervisor whose processes have all ended.
     """
     error = (redactor or Redactor()).data(error)
     newest = _unended(run_dir)
     if newest is not None:
         step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
-        ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
+        goes_on = exit_code == Requeue.exit_code
+        ended = RunEnded("requeue", exit_code, None, step) if goes_on else RunEnded("failed", exit_code, error, step)
         _append(newest, [_fault(error), ended])
 
 

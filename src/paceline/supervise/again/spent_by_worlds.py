@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.spec.journal.timing.clock import passed_seconds
+from paceline.spec.run import RunSpec
 
 
 class SpentSoFar:
@@ -20,3 +21,8 @@ class SpentSoFar:
         self._usd += (now - self._since) * self._usd_per_second
         self._since, self._usd_per_second = now, usd_per_second
         return now - self._began, self._usd
+
+    def limit_reached(self, run: RunSpec) -> str:
+        """Return which limit of a run is reached by now, or "". A world costs on until the next one begins."""
+        now = passed_seconds()
+        return run.limit_reached(now - self._began, self._usd + (now - self._since) * self._usd_per_second)

@@ -94,10 +94,12 @@ class Fleet:
         self.poll()
         return self._endings
 
-    def gather(self, expected: Callable[[], int], seconds: float) -> None:
-        """Return when as many nodes are there as expected, or have been waited for."""
+    def gather(
+        self, expected: Callable[[], int], seconds: float, is_over: Callable[[], object] = lambda: False
+    ) -> None:
+        """Return when as many nodes are there as expected, or have been waited for, or it `is_over`."""
         patience = Patience(seconds)
-        while len(self.members) < expected() and not patience.is_over and not self.stopped:
+        while len(self.members) < expected() and not (patience.is_over or self.stopped or is_over()):
             self.poll()
             time.sleep(LOOK_SECONDS)  # for nodes to come
 
@@ -211,12 +213,12 @@ class Fleet:
         """The devices of a node."""
         return max(1, self.per_node)
 
-    def wait_for(self, devices: int) -> bool:
-        """Return whether so many devices are there, or come before the run has waited for too long."""
+    def wait_for(self, devices: int, is_over: Callable[[], object]) -> bool:
+        """Return whether so many devices are there, or come before the run has waited for too long, or `is_over`."""
         patience = Patience(self._spec.wait)
         self._say(f"nodes    waiting for nodes, up to {self._spec.wait:g} s, until {devices} device(s) are there")
         while (self.devices() or 0) < devices:
-            if patience.is_over or self.stopped:
+            if patience.is_over or self.stopped or is_over():
                 return False
             time.sleep(LOOK_SECONDS)  # for nodes to come
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from paceline.checkpoint.beside.stage import HostStage
 from paceline.errors import Requeue, StorageError
 from paceline.run.loop.training import Training
 from paceline.run.survive import listener
-from paceline.run.survive.saving import keeper, memory_tier, tiers
+from paceline.run.survive.saving import keeper, memory_tier, tiers, within_notice
 from paceline.run.survive.saving.known_saves import KnownSave, agreed_save
 from paceline.run.survive.saving.pace import KnownPace
 from paceline.run.survive.survivor import is_lost_peer
@@ -186,6 +187,81 @@ def test_storage_that_hangs_holds_up_neither_training_nor_its_end(tmp_path: Path
     faults = records(tmp_path, "fault")
     assert "step 4 is not written after" in faults[0]["what"] and "step 6 is left out" in faults[0]["because"]
     assert records(tmp_path, "run_ended")[-1]["exit_code"] == 74
+
+
+def _hanging_at_once(folder: str) -> tuple[str, list[int], list[str]]:
+    """Have the last rank's second save hang while training waits; let it go on after step 6, and end."""
+    steps: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(within_notice, "ABANDON_SECONDS", 0.05)
+        gate = Gate(patch, range(1, 2) if here().rank == here().size - 1 else range(0))
+        run = training(Path(folder), asynchronous="off", hanging_after="0.3 s")
+
+        def after(step: int) -> None:
+            steps.append(step)
+            if step == 6:
+                hanging = run._keeper._flight
+                assert hanging is not None and hanging.is_given_up
+                gate.is_open.set()
+                hanging._thread.join()
+
+        try:
+            through(run, after)
+        finally:
+            gate.is_open.set()
+    return "complete", steps, sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_save_that_hangs_while_training_waits_is_given_up(tmp_path: Path, ranks: int) -> None:
+    """Training waited for it for ever. What is given up publishes nothing: the weights have moved on."""
+    for ended, steps, names in run_ranks(_hanging_at_once, ranks, str(tmp_path)):
+        assert (ended, steps) == ("complete", list(range(1, STEPS + 1)))
+        assert [name for name in names if not name.startswith(".")] == ["step-00000002", "step-00000008"]
+    faults = [record["what"] for record in records(tmp_path, "fault")]
+    assert all("the checkpoint of step 4 is not written after" in what for what in faults) and len(faults) == 2
+    at_once = tmp_path / "at-once"
+    run_ranks(_saved_at_once, ranks, str(at_once))
+    assert values_of(tmp_path)[8] == values_of(at_once)[8]
+
+
+def _noticed(folder: str, good: bool) -> tuple[str, float]:
+    """Have the last rank's last save hang, of a run that a notice has come to; return how that ended, and when."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(within_notice, "ABANDON_SECONDS", 0.05)
+        hangs = range(2, 3) if good else range(1)
+        gate = Gate(patch, hangs if here().rank == here().size - 1 else range(0))
+        run = training(Path(folder), every=2 if good else 99, asynchronous="off")
+        policy = replace(run.spec.run.recovery, notice="2 s")
+        run._keeper._run = replace(run._run, spec=replace(run.spec, run=replace(run.spec.run, recovery=policy)))
+        began = 0.0
+        try:
+            for batch in run:
+                if batch.step == 5:
+                    run._stop.because, began = "somebody asks for it", time.monotonic()
+                run.step(batch)
+        except Requeue as stop:
+            return stop.because, time.monotonic() - began
+        except StorageError as error:
+            return error.what, time.monotonic() - began
+        finally:
+            gate.is_open.set()
+    return "complete", 0.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("good", [True, False])
+def test_a_last_save_that_hangs_ends_with_the_notice(tmp_path: Path, ranks: int, good: bool) -> None:
+    """The machine went, and nobody had said which checkpoint counts. Without any the run fails, and says so."""
+    for ended, _ in run_ranks(_noticed, ranks, str(tmp_path), good):
+        assert ended == "somebody asks for it" if good else "the checkpoint of step 5 is not written after" in ended
+    end = records(tmp_path, "run_ended")[-1]
+    assert (end["status"], end["exit_code"], end["step"]) == (("requeue", 75, 5) if good else ("failed", 74, 5))
+    (fault,) = records(tmp_path, "fault")
+    assert "the checkpoint of step 5 is not written after" in fault["what"] and "the storage hangs" in fault["because"]
+    if good:
+        (stopped,) = [each for each in records(tmp_path, "decision") if each["what"] == "stop"]
+        assert stopped["evidence"]["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000004")
 
 
 def _abandoned(folder: str) -> list[str]:

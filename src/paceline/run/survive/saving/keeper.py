@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveOutcome
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.checkpoint.save import CheckpointInfo
@@ -29,11 +28,16 @@ from paceline.run.survive.saving.known_saves import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
-from paceline.run.survive.saving.within_notice import waited_for
+from paceline.run.survive.saving.within_notice import (
+    ABANDON_SECONDS,
+    LiveState,
+    last_moment,
+    save_waited_for,
+    waited_for,
+)
 from paceline.spec.plan import Plan
 from paceline.units import format_durations, format_seconds
 
-ABANDON_SECONDS = 2.0  # for a thread that has lost its peers to end
 PRESSURE_SECONDS = 0.01  # a shorter wait for the save before is none
 
 
@@ -128,7 +132,12 @@ class CheckpointKeeper:
             self._flight = SaveInFlight([tier.to for tier in tiers], staged, group, limit)
             self._stall_seconds = time.perf_counter() - began
         else:
-            self._count([self._save_here(tier, built, plan, world, progress) for tier in tiers], world)
+            made: list[SaveOutcome] = []
+            for tier in tiers:
+                made.append(self._save_here(tier, built, plan, world, progress))
+                if self._flight is not None:  # it hangs
+                    break
+            self._count(made, world)
         return True
 
     def _decide_where(self, because: str) -> None:
@@ -143,15 +152,18 @@ class CheckpointKeeper:
         elif not because and not was:
             self._record.decided("checkpoint", waits, "beside training", "host memory has the room for it by now")
 
-    def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
-        """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError."""
-        if not self._settled(world, progress.step):
+    def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress, until: float = math.inf) -> Path:
+        """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError.
+
+        So it does where a save takes longer than `hanging_after`, or goes on at the moment `until` (monotonic).
+        """
+        if not self._settled(world, progress.step, until):
             raise StorageError(
                 f"the checkpoint of step {progress.step} was not saved in {self.tiers.disk.to.root}",
                 "the save before it hangs",
                 "look after the storage, or choose another run.dir",
             )
-        made = self._save_here(self.tiers.disk, built, plan, world, progress, last=True)
+        made = self._save_here(self.tiers.disk, built, plan, world, progress, last=True, until=until)
         if made.error is not None:
             raise made.error
         assert made.info is not None
@@ -163,19 +175,22 @@ class CheckpointKeeper:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one.
 
         Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
-        A save under way is waited for as long as the machine stays, and then given up.
+        A save is waited for as long as the machine stays, or as one that does not hang may take, and then given up.
         """
-        notice = self._run.spec.run.recovery.notice
-        if notice is not None and (kept := self._kept_within(notice, world)) is not None:
-            return kept
+        notice, began, until = self._run.spec.run.recovery.notice, time.monotonic(), math.inf
+        if notice is not None:
+            if (kept := self._kept_within(notice, world)) is not None:
+                return kept
+            until = last_moment(began, notice, self._save_seconds)
         try:
-            return self.save_now(built, plan, world, progress)
+            return self.save_now(built, plan, world, progress, until)
         except RunInUse:
             raise
         except StorageError as error:
             if self.good is None:
                 raise
             self._tell_failure(error)
+            self.abandon()  # it may hang, and nobody looks for it any more
             return self.good
 
     def _kept_within(self, notice: float, world: World) -> Path | None:
@@ -202,23 +217,37 @@ class CheckpointKeeper:
             self.tiers.close()
 
     def _save_here(
-        self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress, last: bool = False
+        self,
+        tier: Tier,
+        built: Assembled,
+        plan: Plan,
+        world: World,
+        progress: Progress,
+        last: bool = False,
+        until: float = math.inf,
     ) -> SaveOutcome:
-        """Save to one tier while training waits, and record what is published; the `last` one is copied in any case."""
-        to, began = tier.to, time.perf_counter()
-        tensors, extra = self._state(built, plan, progress)
-        try:
-            info = save_checkpoint(
-                to.root, progress.step, tensors, extra, keep_last=to.keep_last, fence=to.fence, kept=to.kept,
-                alone=world.size == 1, beside=to.beside, unchanged=to.unchanged,
-            )  # fmt: skip
-        except StorageError as error:
-            return SaveOutcome(to, time.perf_counter() - began, error=error)
-        self._took(tier, info.seconds)
-        self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
-        self._pace.saved(tier.name, info.seconds, info.seconds)
+        """Save to one tier while training waits, and record what is published; the `last` one is copied in any case.
+
+        One that hangs is under way when this returns, given up.
+        """
+        state = LiveState(progress.step, *self._state(built, plan, progress))
+        flight = save_waited_for(tier.to, state, world, self._spec.hanging_after, until)
+        if flight.is_given_up:
+            self._flight, self._is_told = flight, True
+            what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
+            return SaveOutcome(tier.to, flight.age_seconds, error=StorageError(what, "the storage hangs"))
+        (outcome,) = flight.outcomes
+        if outcome.info is None:
+            assert outcome.error is not None
+            if not isinstance(outcome.error, StorageError):
+                raise outcome.error
+            return outcome
+        info = outcome.info
+        self._took(tier, outcome.seconds)
+        self._record.checkpoint(progress.step, info.path, info.bytes, outcome.seconds, outcome.seconds, tier.told)
+        self._pace.saved(tier.name, outcome.seconds, outcome.seconds)
         self._on_disk(tier, info.path, progress.step, last)
-        return SaveOutcome(to, info.seconds, info)
+        return outcome
 
     def evaluated(self, step: int, loss: float, metric: str, score: float) -> None:
         """Take note of the evaluation after a step: a checkpoint of that step has it, and may stay for its score."""
@@ -322,13 +351,13 @@ class CheckpointKeeper:
         elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
             self._failures += 1
 
-    def _settled(self, world: World, step: int) -> bool:
+    def _settled(self, world: World, step: int, until: float = math.inf) -> bool:
         """Return whether no save is under way; every rank waits for its own and they agree on what became of it."""
         flight = self._flight
         if flight is None:
             return True
         began, was_running = time.perf_counter(), flight.is_running
-        hangs = not flight.wait(was_aborted)
+        hangs = not flight.wait(lambda: was_aborted() or time.monotonic() >= until)
         if hangs and was_aborted():  # gloo may wait for ever for what its own process has shut
             raise RuntimeError(f"the world has ended, and the save of step {flight.step} with it")
         waited = time.perf_counter() - began if was_running else 0.0
@@ -340,13 +369,17 @@ class CheckpointKeeper:
             what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
             error = StorageError(what, f"that of step {step} is left out: the storage hangs")
             self._tell_failure(error)
-            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
+            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world, told=True)
             return False
         self._flight = None
         self._tell_pressure(flight, step, waited)
         if agreed[1]:
             world.groups.drop_beside()
-        self._count(flight.outcomes, world, told=True)
+        if flight.is_given_up:  # which counted when it was: what was written since then is not known
+            for outcome in flight.outcomes:
+                outcome.to.unchanged.forget()
+        else:
+            self._count(flight.outcomes, world, told=True)
         return True
 
     def _count(self, outcomes: Sequence[SaveOutcome], world: World, told: bool = False) -> None:

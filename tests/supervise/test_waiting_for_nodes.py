@@ -1,0 +1,78 @@
+"""Nodes that are waited for, and the limits of the run, which nobody else looks at meanwhile."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from observe.alerts.alert_journals import started, step
+from tests_shared import plan_of
+
+from paceline.errors import Requeue
+from paceline.lock import RunLock, take
+from paceline.session.closing import close_run
+from paceline.session.nodes.coordinate import _gather
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.line import line_of
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.journal.redact import Redactor
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.nodes import NodesSpec
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.spec.task import Task
+from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.blame import Outcome
+from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.told.brief import Brief
+
+NODES = NodesSpec(count=2, wait="10 min")
+BRIEF = Brief(
+    plan_of(Layout(dp_shard=2), batch=6), 100, 1, "tokens", "cpu", 1, 1.0, 3.0, 1.0, math.nan, PlannedRecord()
+)
+LOST = {"error": "WorkerDied", "what": "node 1 is lost with rank 1", "because": "it says nothing", "try": "look"}
+LIMITS = [({"time_limit": "0.3 s"}, "the time limit of 300 ms"), ({"usd_limit": 0.9}, "the money limit of $0.9")]
+
+
+def fleet_of(lock: RunLock, server: socket.socket) -> Fleet:
+    return Fleet(NODES, server, "secret", lock, lambda text: None)
+
+
+@pytest.mark.parametrize(("limit", "said"), LIMITS)
+@pytest.mark.parametrize("error", [LOST, None])
+def test_a_limit_ends_the_wait_for_nodes_that_were_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, float], said: str, error: dict[str, object] | None
+) -> None:
+    """The coordinator waited `run.nodes.wait` for them, whatever the limit, and the job ended without a word."""
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "0001.jsonl").write_bytes(line_of(started()) + line_of(step(7, 1.0)))
+    fallen = Fallen(Outcome(137, error), {}, False, called="" if error else "the number of devices has changed")
+    with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        policy, run = RecoverySpec(min_devices=2), RunSpec(**limit)
+        one = Generations(fleet_of(lock, server), BRIEF, lock, policy, lambda text: None, limits=run)
+        monkeypatch.setattr(one, "_one", lambda *given: (one._spent.begin(3.0), fallen)[1])
+        outcome = one.run()
+        close_run(outcome, lock, Redactor(()), lambda text: None)
+    assert outcome.exit_code == 75
+    fault, ended = list(read_journal(tmp_path))[-2:]
+    assert fault["what"] == (error["what"] if error else fallen.called)
+    assert f"0 device(s) are left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
+    assert (ended["status"], ended["exit_code"], ended["step"], ended["error"]) == ("requeue", 75, 7, None)
+
+
+def test_a_time_limit_ends_the_wait_for_nodes_at_the_start(tmp_path: Path) -> None:
+    spec = Spec(task=Task(), cluster=ClusterSpec(), run=RunSpec(nodes=NODES, time_limit="0.3 s"))
+    with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        fleet = fleet_of(lock, server)
+        fleet.members[0] = SimpleNamespace(was={})
+        with pytest.raises(Requeue) as stopped:
+            _gather(spec, fleet, None)
+        assert stopped.value.because == "the time limit of 300 ms is reached while 1 node(s) are waited for"
