@@ -181,5 +181,5 @@ def test_the_first_rank_of_each_node_looks() -> None:
 def test_a_notice_url_that_nobody_could_ask_is_refused() -> None:
     for name in (*NOTICE_SERVICES, "https://notices.example/mine"):
         assert parse_spec(f"[run.recovery]\nnotice_url = '{name}'").run.recovery.notice_url == name
-    with pytest.raises(ConfigError, match=r"notice_url = 'amazon' cannot be asked"):
+    with pytest.raises(ConfigError, match='notice_url = "amazon" cannot be asked'):
         parse_spec("[run.recovery]\nnotice_url = 'amazon'")

@@ -75,7 +75,7 @@ def test_a_node_is_cut_from_some_nodes_and_reaches_the_others() -> None:
 
 def test_a_cut_towards_what_is_no_address_is_refused() -> None:
     for fault, because in (
-        ({"kind": "cut", "step": 3, "towards": ["node7"]}, "towards 'node7'"),
+        ({"kind": "cut", "step": 3, "towards": ["node7"]}, 'towards "node7"'),
         ({"kind": "slow_network", "step": 3, "towards": ["10.0.0.3"]}, "has addresses in `towards`"),
     ):
         with pytest.raises(ConfigError, match=because):

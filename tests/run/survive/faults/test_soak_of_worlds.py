@@ -21,7 +21,10 @@ from paceline.spec.survive.faults import KINDS
 # All have whole copies: a flipped bit of a weight that one rank alone holds is found by nobody.
 WORLDS = {4: {"dp_replicate": 2, "dp_shard": 2}, 5: {"dp_replicate": 5}, 6: {"dp_replicate": 2, "dp_shard": 3}}
 FEWEST, EVERY = min(WORLDS), 7  # steps after which another number of devices is there
-OF_THE_SUPERVISOR: list[dict[str, Any]] = [{"kind": "kill", "whom": "supervisor"}, {"kind": "signal", "whom": "supervisor"}]
+OF_THE_SUPERVISOR: list[dict[str, Any]] = [
+    {"kind": "kill", "whom": "supervisor"},
+    {"kind": "signal", "whom": "supervisor"},
+]
 OF_NODES, OF_ONE_PROCESS = {"cut", "slow_network"}, {"journal_full"}  # what waits in memory dies with rank 0
 RATE = {"lr": 1e-4}  # what rounding of other layouts explains stays in proportion to the length of a run
 
@@ -69,7 +72,8 @@ def test_a_run_comes_through_a_storm_in_changing_worlds(tmp_path: Path, count: i
     recoveries = records_of(tmp_path / "met", "recovery")
     worlds = Counter((each["from_world"], each["to_world"]) for each in recoveries)
     sizes = {size for pair in worlds for size in pair}
-    print(f"{count} faults of {len({each['kind'] for each in faults})} kinds, {steps} steps, {len(recoveries)} recoveries",
+    kinds = len({each["kind"] for each in faults})
+    print(f"{count} faults of {kinds} kinds, {steps} steps, {len(recoveries)} recoveries",
           f"(worlds of {sorted(sizes)}, {sum(n for (a, b), n in worlds.items() if a != b)} changes),",
           f"{len(ended['met'])} calls, {sum(start.seconds for start in ended['met']):.0f} s")  # fmt: skip
     assert sizes == set(WORLDS) or count < 40

@@ -36,7 +36,9 @@ def disturb(fault: FaultSpec, told: str) -> None:
     for words, _ in commands:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ConfigError(f"{told} and cannot be", f"{words[0]} says: {done.stderr.strip()}", "run the nodes as root")
+            raise ConfigError(
+                f"{told} and cannot be", f"{words[0]} says: {done.stderr.strip()}", "run the nodes as root"
+            )
     if fault.seconds:
         # In a session of its own: the network must come back whatever the fault does to this rank.
         mend = "; ".join([f"sleep {fault.seconds}", *(shlex.join(words) for _, words in commands)])
