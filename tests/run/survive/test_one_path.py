@@ -54,7 +54,7 @@ def ended_with_75(run: Training, run_dir: Path) -> str:
 
 
 def test_limits_of_time_and_of_money_save_and_end_with_75(tmp_path: Path) -> None:
-    assert "time limit" in ended_with_75(run_of(tmp_path / "time", time_limit=0.05), tmp_path / "time")
+    assert "time limit" in ended_with_75(run_of(tmp_path / "time", time_limit="50 ms"), tmp_path / "time")
     paid = run_of(tmp_path / "money", 1.0, usd_limit=0.05)
     assert "money limit of $0.05" in ended_with_75(paid, tmp_path / "money")
 
@@ -85,7 +85,7 @@ def test_a_signal_saves_and_ends_with_75(tmp_path: Path, number: signal.Signals)
 
 def test_checkpoints_of_a_run_go_by_their_age(tmp_path: Path) -> None:
     kept = {}
-    for name, seconds in (("all", None), ("none", 1e-6)):
+    for name, seconds in (("all", None), ("none", "1 ms")):
         run = run_of(tmp_path / name, checkpoint_every=Amount(2, "steps"), keep_last=9,
                      checkpoints=CheckpointsSpec(asynchronous="off", keep_for=seconds))  # fmt: skip
         for batch in run:
