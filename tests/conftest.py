@@ -48,6 +48,7 @@ LONG = (
     "run/survive/faults/test_survivors_state.py", "task/data/sources/test_shard_runs.py",
     "benchmarks/test_benchmarks.py", "launch/test_recovery.py", "run/parallel/test_layouts.py",
     "run/updates/test_optimizers.py", "run/survive/faults/test_soak.py", "verify/test_verify_verb.py",
+    "run/survive/faults/test_soak_of_worlds.py",
     "run/loop/test_resume.py", "launch/test_unread_output.py", "run/survive/health/test_second_look.py",
     "supervise/test_nodes.py", "run/parallel/expert/test_experts.py", "run/parallel/test_adapters.py",
     "run/test_wire_volumes.py", "run/survive/saving/test_keeper.py", "session/test_python.py",

@@ -109,17 +109,39 @@ def test_two_checkpoints_are_compared_by_value_whatever_their_layouts(folder: Pa
     assert any(option.startswith("task.stop") and "(notice on resume)" in option for option in found["options"])
 
 
-def test_torchs_own_loader_reads_what_was_converted_and_back(folder: Path, tmp_path: Path) -> None:
+def test_torchs_own_loader_reads_what_was_converted_and_back(
+    folder: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     ended = in_process("checkpoint", "convert", folder / "two", tmp_path / "dcp", "--to", "distributed")
     assert ended.returncode == 0 and "warning" in ended.stderr, ended.stderr
+    assert not recwarn.list, "torch's, of what is meant to be so"
     whole = WholeTensors(checkpoint(folder, "two", 10), prefix="")
     theirs = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
     dcp.load(theirs, checkpoint_id=tmp_path / "dcp", no_dist=True)
     assert all(torch.equal(theirs[name], tensor) for name, tensor in whole.items())
+    recwarn.clear()
     back = in_process("checkpoint", "convert", tmp_path / "dcp", tmp_path / "back", "--to", "safetensors")
-    assert back.returncode == 0, back.stderr
+    assert back.returncode == 0 and not recwarn.list, back.stderr
     stored = load_file(tmp_path / "back" / "model.safetensors")
     assert set(stored) == set(whole) and all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
+    words = (
+        "checkpoint",
+        "convert",
+        tmp_path / "dcp",
+        tmp_path / "weights",
+        "--to",
+        "safetensors",
+        "--prefix",
+        "model.",
+    )
+    chosen = in_process(*words)
+    weights = load_file(tmp_path / "weights" / "model.safetensors")
+    assert set(weights) == {name for name in whole if name.startswith("model.")} != set(whole)
+    assert f"left out {len(whole) - len(weights)} tensors of other names" in chosen.stdout
+    nothing = in_process(*words[:3], tmp_path / "none", *words[4:-1], "net.")
+    assert nothing.returncode == 74 and "whose name begins with 'net.'" in nothing.stderr
+    refused = in_process(*words[:3], tmp_path / "none", "--to", "weights", "--prefix", "model.")
+    assert refused.returncode == 2 and not (tmp_path / "none").exists()
 
 
 def test_weights_are_those_of_the_export(folder: Path, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="checkpoints, or runs' directories")
     parser.add_argument("--step", metavar="N", type=whole, help="the checkpoint of this step instead of the newest")
     parser.add_argument("--tensors", action="store_true", help="show: every tensor with its dtype and shape")
-    parser.add_argument("--prefix", default="", help="diff: tensors whose names begin so, such as 'model.'")
+    parser.add_argument("--prefix", default="", help="diff, and convert --to safetensors: tensors "
+                        "whose names begin so, such as 'model.'")  # fmt: skip
     parser.add_argument("--equal", action="store_true", help="diff: end with 4 where tensors differ")
     parser.add_argument("--to", choices=checkpoints.FORMATS, default="weights", help="convert: the format to write")
 
@@ -139,7 +140,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     source, out = options.paths
-    found = checkpoints.convert(source, out, options.to, options.step)
+    found = checkpoints.convert(source, out, options.to, options.step, options.prefix)
     if found.warning:
         print(f"warning: {found.warning}", file=sys.stderr)
     if options.json:

@@ -34,6 +34,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.steps.selection import check_selection
 from paceline.spec.steps.turns import check_turns
 from paceline.spec.survive.faults import check_faults
+from paceline.spec.survive.recovery import check_notice
 from paceline.spec.task import DataSpec, Task
 from paceline.spec.watch.evaluate import check_evaluate
 
@@ -246,6 +247,8 @@ def check(spec: Spec) -> None:
     problems, task = Problems(), spec.task
     with problems.noting(_place(spec, "run.faults")):
         check_faults(spec.run.faults)
+    with problems.noting(_place(spec, "run.recovery.notice_url")):
+        check_notice(spec.run.recovery)
     with problems.noting(_place(spec, "task.name")):
         if not re.fullmatch(r"[\w][\w .+-]*", task.name):
             _refuse("task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")

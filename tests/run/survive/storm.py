@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,11 @@ class Story:
     clock_moves: bool = False  # this machine's clock is set forward and back by days while the run goes on
     micro_batch: int = 4  # of seven rows or six, or of four or three
     task: str = ""  # one of `TASKS` (tasks_of_storms.py), in place of the decoder
+    precision: str = "fp32"
+    optimizer: dict[str, Any] = field(default_factory=dict)  # what of it is otherwise
+    worlds: dict[str, dict[str, int]] = field(default_factory=dict)  # the layout of so many devices
+    there: list[int] = field(default_factory=list)  # how many are there, from the first step on
+    there_every: int = 1  # for so many steps each
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     if story.endless:
         supervisor.GRACE_SECONDS = 1e9
     if story.how == SURVIVES:
-        outcome = _survive(spec, brief, run_dir)
+        outcome = _survive(spec, brief, run_dir, story)
         if outcome.error is not None:
             mark_end(run_dir, outcome.exit_code, outcome.error)
         return outcome.exit_code, _told(outcome)
@@ -129,10 +135,15 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     return outcome.exit_code, _told(outcome)
 
 
-def _survive(spec: Any, brief: Any, run_dir: Path) -> Any:
+def _survive(spec: Any, brief: Any, run_dir: Path, story: Story) -> Any:
     """Return how a run ended that goes on by itself, in forks of this process."""
+    import dataclasses
+
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
+    from paceline.spec.journal.kinds import DecisionRecord
+    from paceline.spec.layout import Layout
+    from paceline.supervise.again.elastic import Replanned
     from paceline.supervise.again.generations import Generations
     from paceline.supervise.again.machines import OneMachine
     from paceline.supervise.forked import fork
@@ -146,13 +157,31 @@ def _survive(spec: Any, brief: Any, run_dir: Path) -> Any:
             token = lock.for_first_rank()[LOCK_VARIABLE].partition(":")[2]
             return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
 
-        starter = Starter(start, None, print)
+        def replan(devices: int, now: Any, gives_way: bool = False) -> Replanned:
+            plan = _plan(Layout(**story.worlds[str(devices)]), spec, story)
+            decision = DecisionRecord("replan", str(now.plan.layout), str(plan.layout), f"{devices} are there", None)
+            return Replanned(dataclasses.replace(now, plan=plan), decision)
+
+        starter, is_over = Starter(start, None, print), threading.Event()
+        if story.there:
+            threading.Thread(target=_come_and_go, args=(story, run_dir, spec, is_over), daemon=True).start()
         try:
             return Generations(
-                OneMachine(starter, os.environ), brief, lock, spec.run.recovery, health=spec.run.health
-            ).run()
+                OneMachine(starter, os.environ), brief, lock, spec.run.recovery, health=spec.run.health,
+                replan=replan if story.worlds else None,
+            ).run()  # fmt: skip
         finally:
+            is_over.set()
             os.close(held)
+
+
+def _come_and_go(story: Story, run_dir: Path, spec: Any, is_over: threading.Event) -> None:
+    """Say in the run's file how many devices are there, as its steps go on."""
+    from paceline.supervise.again.judge import reached_by
+
+    while not is_over.wait(0.05):
+        at = min(reached_by(run_dir).step // story.there_every, len(story.there) - 1)
+        Path(spec.run.recovery.devices_file).write_text(str(story.there[at]))
 
 
 def _told(outcome: Any) -> tuple[str, str]:
@@ -173,8 +202,11 @@ def spec_of(story: Story, run_dir: Path) -> Any:
     own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
     stop = Amount(story.steps, "steps")
     task = dataclasses.replace(own.make(run_dir.parent), stop=stop) if own else decoder_task(stop=stop)
+    task = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, **story.optimizer))
     run = {"dir": str(run_dir), "checkpoint_every": "2 steps", "check_every": "1 steps", "evaluate_every": "none",
            "record_samples": True, "verify": False, "deterministic": True, **story.run}  # fmt: skip
+    if story.there:
+        run["recovery"] = {**run.get("recovery", {}), "devices_file": str(run_dir.with_suffix(".devices"))}
     faults = {"seed": story.seed, "each": story.faults}
     spec = make_spec(task, cluster=ClusterSpec(learn=False), run=run, faults=faults)
     return dataclasses.replace(spec, path=None)
@@ -183,21 +215,31 @@ def spec_of(story: Story, run_dir: Path) -> Any:
 def _train(spec: Any, brief: Any) -> None:
     from paceline.launch.here import place_here
     from paceline.launch.run import train_here
+    from paceline.supervise.told.brief import take_brief
 
-    train_here(spec, brief, place_here(os.environ))
+    train_here(spec, take_brief() or brief, place_here(os.environ))
+
+
+def _plan(layout: Any, spec: Any, story: Story) -> Any:
+    """Return the plan of a story's run on a layout."""
+    from tasks_of_storms import OF_ONE_TEST, TASKS
+    from tests_shared import plan_of
+
+    own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
+    changes = own.plan if own else {"micro_batch": story.micro_batch, "precision": story.precision}
+    return plan_of(layout, int(spec.task.global_batch.value), **changes)
 
 
 def _brief(spec: Any, layout: Any, story: Story) -> Any:
     from tasks_of_storms import OF_ONE_TEST, TASKS
-    from tests_shared import SEQ_LEN, plan_of
+    from tests_shared import SEQ_LEN
 
     from paceline.spec.journal.planned import PlannedRecord
     from paceline.supervise.told.brief import Brief
 
     own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
-    changes = own.plan if own else {"micro_batch": story.micro_batch}
-    plan = plan_of(layout, int(spec.task.global_batch.value), **changes)
     items, unit = (own.items_per_sample, own.unit) if own else (SEQ_LEN, "tokens")
+    plan = _plan(layout, spec, story)
     return Brief(plan, story.steps, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import DoesNotFit
+from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
 from paceline.session.ready.budget import check_budget, forecast_of
 from paceline.session.replanner import with_devices
-from paceline.spec.load import load_spec
+from paceline.spec.load import load_spec, parse_spec
 from paceline.spec.plan import GoalSpec
 from paceline.spec.survive.budget import BudgetSpec, SharedBudgetSpec
 
@@ -67,3 +67,17 @@ def test_the_cheapest_plan_is_named_with_its_devices_and_is_what_planning_it_giv
     with pytest.raises(DoesNotFit, match=r"(?s)that all runs of the same team share.*a larger run.shared_budget.usd"):
         check_budget(dataclasses.replace(planned, spec=dataclasses.replace(planned.spec, run=both)), said.append)
     assert len(said) == 1 and said[0].startswith("budget "), "its own is said first, which it is within"
+
+
+def test_money_that_nobody_can_count_is_no_limit() -> None:
+    """Where no price is known a limit never ended the run, and nothing was said of it."""
+    text = SPEC.replace('device = "h100-sxm"\n', 'device = "cpu"\nprobe = false\n') % "runs/none"
+    for limit in ("run.usd_limit", "run.budget.usd"):
+        priced = plan_task(parse_spec(text, overrides=[f"{limit}=1000", "cluster.devices=1"]))
+        check_budget(priced, lambda line: None)
+        unpriced = plan_task(
+            parse_spec(text.replace("price_usd_per_device_hour = 2.0\n", ""),
+                       overrides=[f"{limit}=1000", "cluster.devices=1"])
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{limit} = 1000 counts what is not known here"):
+            check_budget(unpriced, lambda line: None)

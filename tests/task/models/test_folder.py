@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,23 @@ def test_a_fresh_part_of_the_decoder_is_told_by_name(tmp_path: Path) -> None:
     assert changed == {"lm_head.weight", *(f"layers.1.mlp.{part}_proj.weight" for part in ("gate", "up", "down"))}
     (text,) = fit_texts(spec)
     assert text.startswith("starts fresh: model.layers.1.mlp.gate_proj.weight, ")
+
+
+def test_a_named_size_in_another_shape_starts_from_weights_of_that_shape(tmp_path: Path) -> None:
+    """What a run of such a model has exported was told to be of another model, before it began."""
+    folder = write_model(tmp_path / "m", "Llama")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()  # whose rotations are another's
+    spec = ModelSpec(
+        "llama-1m", hidden=told["hidden_size"], layers=told["num_hidden_layers"], heads=told["num_attention_heads"],
+        kv_heads=told["num_key_value_heads"], ffn=told["intermediate_size"], tied=told["tie_word_embeddings"],
+        weights=str(folder),
+    )  # fmt: skip
+    assert fit_texts(spec) == []
+    stored, state = load_file(folder / "model.safetensors"), build_model(spec, VOCAB, SEQ, 3).state_dict()
+    assert torch.equal(state["norm.weight"], stored["model.norm.weight"])
+    with pytest.raises(ConfigError, match="not this model's"):
+        fit_texts(dataclasses.replace(spec, ffn=told["intermediate_size"] + 8))
 
 
 @pytest.mark.parametrize("family", ["Jamba", "Lfm2Moe"])

@@ -8,6 +8,7 @@ reads values alone.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +24,7 @@ from paceline.durable import make_folder, sync_all
 from paceline.errors import StorageError
 
 METADATA_NAME = ".metadata"
+ALONE = "torch.distributed is disabled, unavailable or uninitialized"  # which is what is meant: one process
 _METADATA = "torch.distributed.checkpoint.metadata"
 ALLOWED = {
     *((_METADATA, name) for name in (
@@ -108,7 +110,9 @@ class DistributedTensors(Mapping[str, torch.Tensor]):
         dtype, shape = self.kind(name)
         whole = torch.empty(shape, dtype=dtype)
         try:
-            dcp.load({name: whole}, storage_reader=self._reader, no_dist=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ALONE)
+                dcp.load({name: whole}, storage_reader=self._reader, no_dist=True)
         except BaseException as error:  # torch's CheckpointException is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -148,7 +152,9 @@ def write_distributed(tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, A
     try:
         make_folder(out)
         writer = FileSystemWriter(out, single_file_per_rank=True, thread_count=1, sync_files=True)
-        dcp.save(empty, storage_writer=writer, planner=_OneByOne(tensors), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ALONE)
+            dcp.save(empty, storage_writer=writer, planner=_OneByOne(tensors), no_dist=True)
         sync_all(out)  # torch flushes its list of tensors before it is written, and never the folder
     except BaseException as error:  # torch's CheckpointException is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | StorageError):

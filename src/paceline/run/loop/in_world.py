@@ -200,7 +200,7 @@ class InWorld:
             self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
-        self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
+        self._enter_notices()
         self._record.decided_before(self._recovered.decisions)
         self._record.decided_once(self._recovered.lasting)
         if self._generation.rung == REFORMED:
@@ -257,6 +257,11 @@ class InWorld:
     @property
     def _main_objective(self) -> Objective:
         return self._stepper.turns[self._stepper.main].turn.objective
+
+    def _enter_notices(self) -> None:
+        """Look for notices in this world, whose price counts from here on."""
+        world = self.world
+        self._notices.enter(self.brief.usd_per_second, world.is_first, self._open_budget(), world.local_rank == 0)
 
     def _open_budget(self) -> RunBudgets | None:
         """Return the budgets of the run in this world, once its records have begun; the first rank counts it."""

@@ -83,7 +83,7 @@ class Training(BetweenSteps):
             self._judge.forget_after(self.progress.step)
             self._done_step, self._went_back = self.progress.step, True
         self._record.replanned(self.progress.step, before, plan)
-        self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
+        self._enter_notices()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

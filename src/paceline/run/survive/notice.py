@@ -5,29 +5,28 @@ They take the way of a stop signal: a flag, which the ranks agree on at a step b
 
 from __future__ import annotations
 
-import http.client
 import math
 import threading
 import time
-import urllib.error
-import urllib.request
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.grid.window import RunWindow, window_of
 from paceline.run.survive.budget import RunBudgets
+from paceline.run.survive.clouds.announced import NoticeUrl
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
 
 LOOK_SECONDS = 1.0
 URL_SECONDS = 5.0  # between two questions, and for an answer
-NOTHING = ("", "NONE")  # answers that announce no end
 
 
 class Notices:
     """Looks for notices beside training; `because` says what has come, or is empty.
 
-    The first rank of a world looks for files and URLs, and counts the budget.
+    The first rank of each node looks for files and URLs: what a cloud tells a machine is of that machine alone. The
+    first rank of a world keeps the hours and counts the budget.
     """
 
     def __init__(self, run: RunSpec, begun_after: float = 0.0, usd_before: float = 0.0) -> None:
@@ -38,13 +37,19 @@ class Notices:
         self._budget: RunBudgets | None = None
         self._run, self._began = run, time.monotonic() - begun_after
         self._usd, self._usd_per_second, self._entered = usd_before, math.nan, time.monotonic()
-        self._watches = False
+        self._watches = self._watches_here = False
+        self._decisions: deque[DecisionRecord] = deque()  # of threads that look
         self._window: RunWindow | None = None  # of the first rank's
         self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
         self._ended = threading.Event()
 
-    def enter(self, usd_per_second: float, is_first: bool, budget: RunBudgets | None) -> None:
-        """Go on in a world that costs so much; `budget` is the first rank's, made for this world."""
+    def enter(
+        self, usd_per_second: float, is_first: bool, budget: RunBudgets | None, is_first_here: bool = True
+    ) -> None:
+        """Go on in a world that costs so much; `budget` is the first rank's, made for this world.
+
+        `is_first_here` is whether this is the first rank of its node.
+        """
         now = time.monotonic()
         if math.isnan(self._usd_per_second):  # the first world of this process, at whose price its start counts
             self._usd_per_second = usd_per_second
@@ -59,14 +64,17 @@ class Notices:
             if self._run.when.window:
                 self._window = window_of(self._run.when)
                 self._closes = _closing(self._window)
-            if policy.notice_file:
-                self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
-            if policy.notice_url:
-                self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
             if any(each.shared_by for each in self._run.budgets):
                 self._watch(
                     self._ask_others, lambda: self._budget.next_look_seconds() if self._budget else LOOK_SECONDS
                 )
+        if is_first_here and not self._watches_here:
+            self._watches_here = True
+            if policy.notice_file:
+                self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
+            if policy.notice_url:
+                url = NoticeUrl(policy.notice_url, URL_SECONDS)
+                self._watch(lambda: self._ask(url), URL_SECONDS)
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
@@ -81,8 +89,9 @@ class Notices:
         return self.because
 
     def take(self) -> list[DecisionRecord]:
-        """Return the decisions since the last call: a budget of which a share is used up."""
-        return self._budget.take() if self._budget is not None else []
+        """Return the decisions since the last call: a budget of which a share is used up, a URL that tells nothing."""
+        own = [self._decisions.popleft() for _ in range(len(self._decisions))]
+        return [*own, *(self._budget.take() if self._budget is not None else [])]
 
     def steps_left(self) -> float | None:
         """Return how many steps the budgets still buy; None without one, and before the first step."""
@@ -109,6 +118,14 @@ class Notices:
             self._budget.refresh()
         return ""
 
+    def _ask(self, url: NoticeUrl) -> str:
+        """Return what a URL announces; note why nothing would be heard of an end."""
+        found = url.ask()
+        if found.refusal:
+            because = f"{url.url} tells nothing of this machine's end: {found.refusal}"
+            self._decisions.append(DecisionRecord("notice", url.url, "the end comes without one", because, None))
+        return found.notice
+
     def _watch(self, ask: Callable[[], str], every_seconds: float | Callable[[], float]) -> None:
         def work() -> None:
             while not self.because and not self._ended.wait(
@@ -130,13 +147,3 @@ def _file_says(path: Path) -> str:
         return f"the notice {path} has appeared" if path.exists() else ""
     except OSError:  # a file server that stumbles once must not end the watch
         return ""
-
-
-def _url_says(url: str) -> str:
-    """Return what a URL announces; one that does not answer announces nothing."""
-    try:
-        with urllib.request.urlopen(url, timeout=URL_SECONDS) as answer:
-            text = answer.read(200).decode(errors="replace").strip()
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):  # or no HTTP at all
-        return ""
-    return "" if text.upper() in NOTHING else f"a notice came from {url}: {text}"

@@ -33,9 +33,12 @@ GOALS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "
 def check_budget(planned: Planned, say: Say) -> None:
     """Say what the run's budgets leave; return where there is none.
 
-    Raises ConfigError where it is used up or counts what is not known, and DoesNotFit where the forecast of the steps
-    that are left is beyond it and the spec does not say to train all the same.
+    Raises ConfigError where it is used up or counts what is not known, as `run.usd_limit` may too, and DoesNotFit where
+    the forecast of the steps that are left is beyond it and the spec does not say to train all the same.
     """
+    limit = planned.spec.run.usd_limit
+    if limit is not None and math.isnan(forecast_of(planned, "usd")):
+        raise _unknown(f"run.usd_limit = {limit:g}", "usd")
     for budget in planned.spec.run.budgets:
         _check(planned, budget, say)
 
@@ -48,10 +51,7 @@ def _check(planned: Planned, budget: BudgetSpec, say: Say) -> None:
         ahead = forecast_of(planned, name) * (planned.steps - done) / planned.steps
         left = limit - spent[amount] / unit
         if math.isnan(ahead):
-            raise ConfigError(
-                f"{budget.table_name}.{name} = {limit:g} counts what is not known here",
-                "this cluster states no figure for it", f"set {UNKNOWN[name]}",
-            )  # fmt: skip
+            raise _unknown(f"{budget.table_name}.{name} = {limit:g}", name)
         if left <= 0:
             raise ConfigError(
                 f"the budget of {said(limit)}{budget.text} is used up",
@@ -68,6 +68,13 @@ def _check(planned: Planned, budget: BudgetSpec, say: Say) -> None:
                 text, _cheaper(planned, budget, name, ahead, left, done + steps),
             )  # fmt: skip
         say(f"budget   {text}; the forecast is {said(ahead)}")
+
+
+def _unknown(option: str, name: str) -> ConfigError:
+    """Return the error for a limit on what nobody could count: it would never end the run."""
+    return ConfigError(
+        f"{option} counts what is not known here", "this cluster states no figure for it", f"set {UNKNOWN[name]}"
+    )
 
 
 def used_up(run: RunSpec, run_dir: Path) -> tuple[str, BudgetSpec] | None:

@@ -169,17 +169,20 @@ def compare(first: Path, second: Path, prefix: str = "") -> CheckpointPair:
     )
 
 
-def convert(source: Path, out: Path, to: str, step: int | None = None) -> Converted:
+def convert(source: Path, out: Path, to: str, step: int | None = None, prefix: str = "") -> Converted:
     """Write a checkpoint in another format into the new folder `out`.
 
     `weights`: safetensors, in Hugging Face's names where the model is built in, as `paceline export` does.
     `distributed`: all tensors as torch's distributed checkpoint. `safetensors`: one file of a distributed checkpoint
-    of torch, from whatever program, by its own names. Memory stays at one tensor. Raises ConfigError, StorageError.
+    of torch, from whatever program, by its own names: those that begin with `prefix`. Memory stays at one tensor.
+    Raises ConfigError, StorageError.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' is there already", "a conversion writes a new folder", "another OUT")
     if to == "safetensors":
-        return _from_distributed(source, out)
+        return _from_distributed(source, out, prefix)
+    if prefix:
+        raise ConfigError(f"--prefix '{prefix}' with --to {to}", "such a conversion writes what it says", "no --prefix")
     from paceline.checkpoint import IndexReader, WholeTensors, verify_checkpoint
     from paceline.checkpoint.foreign.distcp import write_distributed
 
@@ -195,12 +198,12 @@ def convert(source: Path, out: Path, to: str, step: int | None = None) -> Conver
     return Converted(path, out, tuple(files), ("what is no tensor: progress, spec and plan",), WARNING)
 
 
-def _from_distributed(source: Path, out: Path) -> Converted:
+def _from_distributed(source: Path, out: Path, prefix: str) -> Converted:
     from paceline.checkpoint.foreign.distcp import DistributedTensors
     from paceline.checkpoint.shards import DTYPES, TensorToWrite, dtype_name, write_plain
 
     tensors = DistributedTensors(source)
-    kinds = {name: tensors.kind(name) for name in tensors}
+    kinds = {name: tensors.kind(name) for name in tensors if name.startswith(prefix)}
     unknown = [f"'{name}' of {dtype}" for name, (dtype, _) in kinds.items() if dtype_name(dtype) not in DTYPES]
     if unknown:
         raise StorageError(f"{source} cannot be converted", f"safetensors hold no {unknown[0]}", "cast it first")
@@ -209,14 +212,19 @@ def _from_distributed(source: Path, out: Path) -> Converted:
         for name, (dtype, shape) in kinds.items()
     ]
     if not entries:
-        raise StorageError(f"{source} holds no tensors", "there is nothing to write", "another checkpoint")
+        named = f" whose name begins with '{prefix}'" if prefix and tensors else ""
+        has = f"the first is '{next(iter(tensors))}'" if named else "there is nothing to write"
+        raise StorageError(
+            f"{source} holds no tensor{named}", has, "another --prefix" if named else "another checkpoint"
+        )
     try:
         make_folder(out)
         write_plain(out / "model.safetensors.part", entries, {"format": "pt"})
         publish(out / "model.safetensors.part", out / "model.safetensors")
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
-    return Converted(source, out, (out / "model.safetensors",), tensors.others, WARNING)
+    others = (f"{len(tensors) - len(kinds):,} tensors of other names",) if len(kinds) < len(tensors) else ()
+    return Converted(source, out, (out / "model.safetensors",), (*tensors.others, *others), WARNING)
 
 
 def _told(change: Change) -> str:

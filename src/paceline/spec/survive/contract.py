@@ -109,7 +109,10 @@ CLAUSES = (
     Clause("run.accept_data", FREE, "the change of the data that it accepts is told itself"),
     Clause("run.tf32", NOTICE, ROUNDS),
     Clause("run.health.on_nonfinite", NOTICE, "it decides which updates are made"),
-    Clause("run.health.on_spike", NOTICE, "it decides which updates are made"),
+    *(
+        Clause(f"run.health.{name}", NOTICE, "it decides which updates are made")
+        for name in ("on_spike", "spike_window", "spike_deviations", "most_skips", "skips_window")
+    ),
     Clause("run.replay", NOTICE, "whether a resume is held against the journal is on record"),
     Clause("run.cudnn_benchmark", NOTICE, ROUNDS),
     Clause("run.deterministic", NOTICE, ROUNDS),

@@ -5,6 +5,7 @@ A file for `paceline train --faults` holds the same table: a seed, and `[[each]]
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,9 @@ class FaultSpec(Declared, table="run.faults.each"):
         "how long it lasts (stop, delay, slow_disk, descriptors, cut, slow_network)",
         quantity="duration",
         minimum=0.0,
+    )
+    towards: tuple[str, ...] = option(
+        (), "addresses of other nodes: what is sent to these alone is lost (cut), as between two groups of nodes"
     )
     bandwidth: int = option(1_000_000, "bytes per second that a slow network takes", quantity="bytes", minimum=1000)
     factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)
@@ -123,5 +127,17 @@ def check_faults(plan: FaultPlan) -> None:
             )
         if fault.kind in OF_A_FILE and fault.place != "save":
             raise ConfigError(f"{where} strikes in {fault.place}", "its place is a save", "leave out `phase`")
+        if fault.towards:
+            _check_towards(fault, where)
         if fault.kind in ("delay", "descriptors", "slow_disk") and not fault.seconds:
             raise ConfigError(f"{where} lasts no time", "its seconds are 0", 'seconds = "2 s"')
+
+
+def _check_towards(fault: FaultSpec, where: str) -> None:
+    if fault.kind != "cut":
+        raise ConfigError(f"{where} has addresses in `towards`", "only a cut is towards some nodes", "leave it out")
+    for address in fault.towards:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError as error:
+            raise ConfigError(f"{where} towards {literal(address)}", str(error), 'towards = ["10.0.0.3"]') from error

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.config.values import literal
+from paceline.errors import ConfigError
+
+# Clouds whose metadata service tells of a machine's end, by the name that an option may have in place of a URL.
+NOTICE_SERVICES = {
+    "aws": "http://169.254.169.254/latest/meta-data/spot/instance-action",
+    "gcp": "http://metadata.google.internal/computeMetadata/v1/instance/preempted",
+    "azure": "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01",
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,25 @@ class RecoverySpec(Declared, table="run.recovery"):
         quantity="duration",
         above=0.0,
     )
-    notice_file: str = option("", "a file whose appearance is a preemption notice")
-    notice_url: str = option("", "a URL that answers with status 200 and a text, not NONE, as a preemption notice")
+    notice_file: str = option("", "a file whose appearance is a preemption notice; looked for on each node")
+    notice_url: str = option(
+        "",
+        "aws, gcp or azure, whose metadata service announces preemptions, or a URL that answers with status 200 and a"
+        " text, not NONE or FALSE, as a preemption notice; asked on each node",
+    )
 
     @property
     def may_go_on(self) -> bool:
         """Whether any fault is survived."""
         return bool(self.retries or self.preemption_retries)
+
+
+def check_notice(policy: RecoverySpec) -> None:
+    """Raise ConfigError for a `notice_url` that nobody could ask."""
+    url = policy.notice_url
+    if url and url not in NOTICE_SERVICES and not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"run.recovery.notice_url = {literal(url)} cannot be asked",
+            f"it is no URL, and none of {', '.join(NOTICE_SERVICES)}",
+            'notice_url = "aws", or "http://..."',
+        )

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import StorageError
 from paceline.spec.import_paths import names_object
@@ -14,10 +14,11 @@ from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.names import EMBEDDINGS
 from paceline.task.models.huggingface.road import road_of
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
 from paceline.task.models.huggingface.transfer import fit_decoder
-from paceline.task.models.sizes import base_of
+from paceline.task.models.sizes import base_of, resolve_decoder
 from paceline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -95,10 +96,16 @@ def fit_texts(model: ModelSpec) -> list[str]:
     """Return what of a model is not simply read: by name for the built-in decoder, else as the spec says it."""
     base = base_of(model.name)
     if base is not None:
-        changed: dict[str, Any] = {"vocab": model.vocab} if model.vocab else {}
-        changed |= {} if model.tied is None else {"tied": model.tied}
-        return fit_decoder(dataclasses.replace(base, **changed), model.starts_from, model.fresh).texts()
+        shape = dataclasses.replace(model, arguments={})
+        config = resolve_decoder(shape, 1 if model.vocab or base.vocab else _rows_of(model.starts_from), 1)
+        return fit_decoder(config, model.starts_from, model.fresh).texts()
     return [f"starts fresh, and is left out of the weights: {', '.join(model.fresh)}"] if model.fresh else []
+
+
+def _rows_of(weights: str) -> int:
+    """Return the vocabulary of weights, for a size whose vocabulary is the data's; 1 where they have no embedding."""
+    stored, name = read_safetensors(weights), EMBEDDINGS[0]
+    return stored.shape(name)[0] if name in stored else 1
 
 
 def _tokenizer_text(folder: Path, data: DataSpec) -> str:
