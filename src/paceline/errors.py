@@ -12,6 +12,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Self
 
 from paceline.foreign_errors import says_no_memory, tells_no_memory
@@ -188,6 +189,19 @@ class MissingExtra(ConfigError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return MissingExtra, self._made_of  # which another process raises as it is here
+
+
+# How URLs of a kind of storage begin, what fsspec needs for it, and the extra that brings it. Of other kinds the error
+# of fsspec names the package.
+STORAGE_EXTRAS = (("s3", "s3fs", "s3"), ("s3a", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("gcs", "gcsfs", "gcs"))
+
+
+def missing_storage(url: str, purpose: str) -> MissingExtra | None:
+    """Return the error that an extra is missing for the storage of a URL; None where all that is known is there."""
+    for scheme, package, extra in (*STORAGE_EXTRAS, ("", "fsspec", "remote")):
+        if scheme in ("", url.partition("://")[0].lower()) and find_spec(package) is None:
+            return MissingExtra(package, extra, purpose)
+    return None
 
 
 class StorageError(PacelineError):
