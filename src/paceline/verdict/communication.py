@@ -10,8 +10,14 @@ KIND = "communication"
 
 
 def held_up_seconds(seen: StepsSeen) -> float:
-    """Return how much of every rank's wait may be for threads that had work and no core: that is the host's part."""
-    return min(seen.least("waiting"), seen.most("queued"))
+    """Return how much of every rank's wait may be for threads that had work and no core: that is the host's part.
+
+    A rank waits for a peer whose thread that trains is not given a core, and for threads that send and receive. What
+    other threads wait for (those that share a rank's computing, those that write) delays no collective by itself, and
+    grows with whatever else the machine does. Older journals tell of all threads together.
+    """
+    sending = seen.most("queued_here") + seen.most("queued_sending")
+    return min(seen.least("waiting"), sending if seen.knows("queued_sending") else seen.most("queued"))
 
 
 def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None:

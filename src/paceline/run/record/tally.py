@@ -103,7 +103,7 @@ class RankTally:
         found[WHOLE] = sum(found.get(name, 0.0) for name in ("total", SAVING, EVALUATING, BETWEEN))
         now = queued_seconds()
         if now is not None and self._queued is not None:
-            found["queued"], found["queued_here"] = (
+            found["queued"], found["queued_here"], found["queued_sending"] = (
                 max(0.0, after - before) / self._steps for after, before in zip(now, self._queued, strict=True)
             )
         if "waiting" in found:  # what it waited for a core is no wait for others
@@ -125,15 +125,29 @@ def _parts(stats: StepStats) -> dict[str, float]:
     return found
 
 
-def queued_seconds() -> tuple[float, float] | None:
-    """Return for how long threads of this process have had work and no core so far: all of them, and this one.
+def queued_seconds() -> tuple[float, float, float] | None:
+    """Return for how long threads of this process have had work and no core so far: all of them, this one, and those
+    that send and receive for it.
 
     None where the kernel does not tell (/proc/PID/task/TID/schedstat: its second number).
     """
     own = _waited(Path("/proc/thread-self/schedstat"))
     if own is None:
         return None
-    return sum(_waited(task / "schedstat") or 0.0 for task in TASKS.iterdir()), own
+    everyone = sending = 0.0
+    for task in TASKS.iterdir():
+        waited = _waited(task / "schedstat") or 0.0
+        everyone += waited
+        sending += waited if _sends(task) else 0.0
+    return everyone, own, sending
+
+
+def _sends(task: Path) -> bool:
+    """Return whether a thread is one of gloo's, by the names that torch and gloo give to theirs."""
+    try:
+        return "gloo" in (task / "comm").read_text()
+    except OSError:  # it has just ended
+        return False
 
 
 def _waited(path: Path) -> float | None:
