@@ -23,7 +23,7 @@ from paceline.report.html import render_html
 from paceline.run.loop.training import Training
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.record.tally import RankTally
+from paceline.run.record.tally import TASKS, RankTally, sends
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.spec.journal.planned import PlannedRecord
@@ -189,6 +189,27 @@ def test_a_busy_machine_is_no_slow_network() -> None:
     others = judge(cpu(data=(0, 0), waiting=(0.6, 0.7), queued=(0.5, 0.6), queued_here=(0.0, 0.05), other=(0, 0)))
     assert others.kind == "host" and not others.healthy, "what is taken off a wait is no computing"
     assert parts_of(others) | {"compute": 0.4, "host": 0.6} == parts_of(others)
+
+
+def test_threads_that_delay_no_collective_are_not_taken_off_a_wait() -> None:
+    """Threads that share a rank's computing wait for a core for longer than the step lasts; its network is slow."""
+    told = {"data": (0, 0), "waiting": (0.7, 0.75), "queued": (0.9, 1.6), "queued_here": (0.02, 0.05), "other": (0, 0)}
+    network = judge(cpu(**told, queued_sending=(0.0, 0.01)))
+    assert network.kind == "communication" and parts_of(network)["communication"] == pytest.approx(0.64)
+    assert parts_of(network)["host"] == pytest.approx(0.06), "what was taken off the wait"
+    sending = judge(cpu(**{**told, "queued_here": (0.0, 0.05)}, queued_sending=(0.0, 0.6)))
+    assert sending.kind == "host" and parts_of(sending)["communication"] == pytest.approx(0.05)
+    assert judge(cpu(**told)).kind == "host", "an older journal tells of all threads together"
+
+
+def _senders() -> list[str]:
+    dist.all_reduce(torch.ones(1))
+    return [(task / "comm").read_text().strip() for task in TASKS.iterdir() if sends(task)]
+
+
+def test_gloos_threads_are_known_by_their_names() -> None:
+    for names in run_ranks(_senders, 2):
+        assert len(names) >= 2 and not any(name.startswith("python") for name in names), names
 
 
 def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:

@@ -138,11 +138,11 @@ def queued_seconds() -> tuple[float, float, float] | None:
     for task in TASKS.iterdir():
         waited = _waited(task / "schedstat") or 0.0
         everyone += waited
-        sending += waited if _sends(task) else 0.0
+        sending += waited if sends(task) else 0.0
     return everyone, own, sending
 
 
-def _sends(task: Path) -> bool:
+def sends(task: Path) -> bool:
     """Return whether a thread is one of gloo's, by the names that torch and gloo give to theirs."""
     try:
         return "gloo" in (task / "comm").read_text()
