@@ -40,6 +40,7 @@ from paceline.verdict.verdict import BoundVerdict, judge
 STEPS, BATCH = 8, 6
 PASSES = 8  # of a step that computes: what lies between two steps is little then
 TIMES = 8.0  # as long as all the rest of a step: shares of a step hold on a machine of any load
+LONGEST = 2.0  # seconds that the slow network takes: what a run does for the first time may take as long
 
 
 class SlowText(PaddedText):
@@ -62,14 +63,14 @@ class SlowText(PaddedText):
 
 
 class SlowNetwork(World):
-    """A world whose sums take `TIMES` as long as all that was done since the last one."""
+    """A world whose sums take `TIMES` as long as all that was done since the last one, up to `LONGEST`."""
 
     summed_at = 0.0
 
     def add_up(self, vector: torch.Tensor) -> None:
         """Put the sum over all ranks in the place of a vector, late."""
         if SlowNetwork.summed_at:
-            time.sleep(TIMES * (time.perf_counter() - SlowNetwork.summed_at))  # what is slow
+            time.sleep(min(LONGEST, TIMES * (time.perf_counter() - SlowNetwork.summed_at)))  # what is slow
         super().add_up(vector)
         SlowNetwork.summed_at = time.perf_counter()
 
