@@ -14,10 +14,12 @@ def held_up_seconds(seen: StepsSeen) -> float:
 
     A rank waits for a peer whose thread that trains is not given a core, and for threads that send and receive. What
     other threads wait for (those that share a rank's computing, those that write) delays no collective by itself, and
-    grows with whatever else the machine does. Older journals tell of all threads together.
+    grows with whatever else the machine does. Older journals tell of all threads together. What every rank waits in
+    every step is not taken off: other programs do not hold up all steps alike.
     """
     sending = seen.most("queued_here") + seen.most("queued_sending")
-    return min(seen.least("waiting"), sending if seen.knows("queued_sending") else seen.most("queued"))
+    held_up = sending if seen.knows("queued_sending") else seen.most("queued")
+    return min(max(0.0, seen.least("waiting") - seen.least("waiting_least")), held_up)
 
 
 def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None:
@@ -31,7 +33,8 @@ def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None
     if seen.ranks < 2:
         return None
     if seen.knows("waiting"):
-        waits, held_up = seen.least("waiting"), held_up_seconds(seen)
+        always, held_up = seen.least("waiting_least"), held_up_seconds(seen)
+        waits = max(seen.least("waiting"), always)
         waited = max(0.0, waits - held_up - bubble)
         of = f"of a step of {format_seconds(seen.step_seconds)}"
         evidence = [f"every rank waits at least {format_seconds(waits)} {of} in collectives"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class RankTally:
 
     def _clear(self) -> None:
         self._sums: dict[str, float] = dict.fromkeys((SAVING, EVALUATING, BETWEEN, *sorted(self._within)), 0.0)
-        self._steps = 0
+        self._steps, self._shortest_wait = 0, math.inf
         self._queued = queued_seconds()
 
     def begins(self, data_seconds: float) -> None:
@@ -75,8 +76,10 @@ class RankTally:
             self._ended_at = None  # and so is what follows it: memory is measured there, files are opened
             self._clear()
             return
-        for name, value in _parts(stats).items():
+        parts = _parts(stats)
+        for name, value in parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+        self._shortest_wait = min(self._shortest_wait, parts.get("waiting", math.inf))
         self._steps += 1
 
     def over_ranks(
@@ -106,6 +109,8 @@ class RankTally:
             found["queued"], found["queued_here"], found["queued_sending"] = (
                 max(0.0, after - before) / self._steps for after, before in zip(now, self._queued, strict=True)
             )
+        if math.isfinite(self._shortest_wait):
+            found["waiting_least"] = self._shortest_wait
         if "waiting" in found:  # what it waited for a core is no wait for others
             found["waiting"] = max(0.0, found["waiting"] - found.get("queued_here", 0.0))
         return found

@@ -30,7 +30,8 @@ class Seams(NamedTuple):
     """Where runs begin in packed rows that are not the first of their row: documents, and what fills the row.
 
     `runs` are in the order of the flattened rows: where each begins, its length, the number of its document in its row
-    (0 of what fills the row), and the label of the token before it, which is not the token that lies there.
+    (0 of what fills the row), and the label of the token before it. Of a row's second document they are told where that
+    label is not the token that lies there.
     """
 
     runs: list[tuple[int, ...]]
@@ -248,12 +249,13 @@ class PackedSource(SourceOfSplit):
         after = self._lay(rows, spots, starts, starts + lengths + 1)
         number -= np.repeat(begins - 2, more)
         labels[1:] = np.where(number[1:] > 2, after[:-1], labels[1:])
+        others = np.flatnonzero((number > 2) | (labels != rows.reshape(-1)[spots]))  # documents end as others begin
         filled = filled + laid[ends] - laid[begins]
         short = np.flatnonzero(filled < seq_len)
         row, filled = places[short], filled[short]
-        runs = np.empty((4, len(pieces) + len(short)), dtype=np.int64)
-        runs[:, : len(pieces)] = seams, lengths, number, labels
-        runs[:, len(pieces) :] = row * seq_len + filled, seq_len - filled, np.zeros_like(row), rows[row, filled]
+        runs = np.empty((4, len(others) + len(short)), dtype=np.int64)
+        runs[:, : len(others)] = seams[others], lengths[others], number[others], labels[others]
+        runs[:, len(others) :] = row * seq_len + filled, seq_len - filled, np.zeros_like(row), rows[row, filled]
         for where, tokens in zip(row.tolist(), filled.tolist(), strict=True):
             rows[where, tokens:] = 0
         return runs
@@ -266,19 +268,20 @@ class PackedSource(SourceOfSplit):
         """
         there, here, lengths = rows.reshape(-1).data, self._in_rows.memory, stops - starts
         spots, memory = np.array(self._in_rows.spots(starts, stops), dtype=np.int64), np.asarray(here)
-        known = spots if (is_near := bool((spots >= 0).all())) else spots[spots >= 0]
-        memory[known]  # memory that is far away is waited for once, and not for each run
-        last = memory[spots + lengths - 1] if is_near else np.empty(len(spots), dtype=rows.dtype)
+        near = spots >= 0
+        memory[spots[near]]  # memory that is far away is waited for once, and not for each run
         to, ends = places.tolist(), (places + lengths).tolist()
-        for number, (place, end, spot, stop) in enumerate(
-            zip(to, ends, spots.tolist(), (spots + lengths).tolist(), strict=True)
-        ):
+        if near.all():
+            for place, end, spot, stop in zip(to, ends, spots.tolist(), (spots + lengths).tolist(), strict=True):
+                there[place:end] = here[spot:stop]
+            return memory[spots + lengths - 1]
+        last = np.empty(len(spots), dtype=rows.dtype)
+        for number, (place, end, spot) in enumerate(zip(to, ends, spots.tolist(), strict=True)):
             if spot < 0:
                 there[place:end] = self._tokens[int(starts[number]) : int(stops[number])].astype(rows.dtype).data
             else:
-                there[place:end] = here[spot:stop]
-            if not is_near:
-                last[number] = there[end - 1]
+                there[place:end] = here[spot : spot + end - place]
+            last[number] = there[end - 1]
         return last
 
     def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
