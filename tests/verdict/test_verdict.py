@@ -20,6 +20,7 @@ from thread_worlds import on_threads
 
 from paceline.report.build import build_report
 from paceline.report.html import render_html
+from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
@@ -203,6 +204,16 @@ def test_threads_that_delay_no_collective_are_not_taken_off_a_wait() -> None:
     assert judge(cpu(**told)).kind == "host", "an older journal tells of all threads together"
 
 
+def test_what_every_rank_waits_in_every_step_is_the_networks() -> None:
+    """Beside programs that take the cores: a thread that wakes late from a wait has waited for the network before."""
+    told = {"data": (0, 0), "waiting": (0.02, 0.5), "queued": (0.5, 0.9), "queued_here": (0.1, 0.3), "other": (0, 0)}
+    slow = judge(cpu(**told, queued_sending=(0.3, 0.4), waiting_least=(0.45, 0.46)))
+    assert slow.kind == "communication" and parts_of(slow)["communication"] == pytest.approx(0.45)
+    assert parts_of(slow)["host"] == pytest.approx(0.3)
+    busy = judge(cpu(**told, queued_sending=(0.3, 0.4), waiting_least=(0.01, 0.02)))
+    assert busy.kind == "host" and parts_of(busy)["communication"] <= 0.02
+
+
 def _senders() -> list[str]:
     dist.all_reduce(torch.ones(1))
     return [(task / "comm").read_text().strip() for task in TASKS.iterdir() if sends(task)]
@@ -258,3 +269,19 @@ def test_a_record_does_not_grow_with_the_ranks() -> None:
 def test_a_tally_says_nothing_of_no_step() -> None:
     tally = RankTally(World(0, 1, 0, torch.device("cpu")))
     assert tally.over_ranks(0, last=True) is None
+
+
+def test_a_tally_tells_the_shortest_wait_of_its_steps_and_begins_anew_with_each_record() -> None:
+    tally = RankTally(World(0, 1, 0, torch.device("cpu")))
+
+    def made(step: int, waited: float) -> None:
+        seconds = {"total": 1.0, "forward_backward": 0.9, "reduce": 0.1}
+        tally.add(StepStats(step, 0, 1, 1.0, 1.0, 1.0, 0.1, seconds, True, False, waiting_seconds=waited))
+
+    made(1, 0.001)  # the first warms up
+    for waits in ((0.5, 0.2, 0.4, 0.3), (0.6, 0.7, 0.9, 0.8)):
+        for step, waited in enumerate(waits, 2):
+            made(step, waited)
+        record = tally.over_ranks(5)
+        assert record is not None and record.spreads["waiting_least"]["min"] == min(waits)
+        assert record.spreads["waiting"]["max"] <= sum(waits) / 4
