@@ -12,7 +12,6 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Self
 
 from paceline.foreign_errors import says_no_memory, tells_no_memory
@@ -198,9 +197,16 @@ STORAGE_EXTRAS = (("s3", "s3fs", "s3"), ("s3a", "s3fs", "s3"), ("gs", "gcsfs", "
 
 def missing_storage(url: str, purpose: str) -> MissingExtra | None:
     """Return the error that an extra is missing for the storage of a URL; None where all that is known is there."""
-    for scheme, package, extra in (*STORAGE_EXTRAS, ("", "fsspec", "remote")):
-        if scheme in ("", url.partition("://")[0].lower()) and find_spec(package) is None:
-            return MissingExtra(package, extra, purpose)
+    try:
+        from fsspec import get_filesystem_class
+    except ImportError:
+        return MissingExtra("fsspec", "remote", purpose)
+    for scheme, package, extra in STORAGE_EXTRAS:
+        if scheme == url.partition("://")[0].lower():
+            try:
+                get_filesystem_class(scheme)
+            except ImportError:
+                return MissingExtra(package, extra, purpose)
     return None
 
 
