@@ -47,6 +47,47 @@ def test_samples_without_numbers_say_how_they_get_them(data: Any) -> None:
     assert "by its number" in caught.value.because and "list(...)" in caught.value.try_
 
 
+class StreamOfColumns(InTurn):
+    """A stream as the package datasets has it: columns by their names, no samples by their numbers, no length."""
+
+    def __getitem__(self, name: str) -> list[int]:
+        raise KeyError(name)
+
+
+class Shown(Rows):
+    """Rows that are shown in several lines, as those of the package datasets."""
+
+    def __repr__(self) -> str:
+        return "Shown({\n    rows: 3\n})"
+
+
+def test_a_stream_of_columns_has_no_samples_by_their_numbers_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, told in (("anybodys", False), ("datasets.iterable_dataset", True)):
+        monkeypatch.setattr(StreamOfColumns, "__module__", package)
+        for error, call in (
+            (ConfigError, lambda data: paceline.Task(data=data)),
+            (DataError, lambda data: MapSource(data, 7)),
+        ):
+            with pytest.raises(error) as caught:
+                call(StreamOfColumns())
+            assert "by its number" in caught.value.because and "list(...)" in caught.value.try_
+            assert ("without streaming" in caught.value.try_) == told
+
+
+def test_splits_by_name_are_no_samples_and_no_options() -> None:
+    for given in ({"train": Shown(), "test": Shown()}, {"train": InTurn()}):
+        with pytest.raises(ConfigError) as caught:
+            paceline.Task(data=given)
+        assert "have names" in caught.value.because and "data['train']" in caught.value.try_
+        assert "train" in caught.value.what and "\n" not in caught.value.what
+        with pytest.raises(DataError) as of_factory:
+            MapSource(given, 7)
+        assert "train" in of_factory.value.because and "pair" in of_factory.value.try_
+    assert MapSource({0: 1.0, 1: 2.0}, 7).samples == 2, "samples by their numbers, in a dict"
+    with pytest.raises(ConfigError, match=r"unknown option 'task\.data\.sorce'"):
+        paceline.Task(data={"sorce": "notes"})
+
+
 def test_a_data_set_of_torch_that_gives_samples_in_turn_is_told_so_where_a_factory_returns_it() -> None:
     with pytest.raises(DataError, match="not a map-style data set") as caught:
         MapSource(InTurnWithALength(), 7)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.load import Spec, load_spec, spec_to_dict
 from paceline.spec.survive.contract import CLAUSES, OnResume, check_contract, clause_of
+from paceline.spec.task import DataSpec, Task
 
 DEFAULTS = spec_to_dict(Spec())
 
@@ -83,3 +85,17 @@ def test_all_refused_changes_are_named_at_once() -> None:
         check_contract(DEFAULTS, now, "runs/x")
     assert "task.global_batch, task.seed differ" in refused.value.what
     assert "task.stop" not in f"{refused.value}"
+
+
+def test_what_a_source_of_a_mixture_could_not_say_in_an_earlier_release_is_no_change() -> None:
+    def mixed(**options: Any) -> dict[str, Any]:
+        parts = (MixSpec("notes", **options), MixSpec("numbers"))
+        return spec_to_dict(Spec(task=Task(data=DataSpec(mix=parts))))
+
+    before = mixed(weight=2.0)
+    for part in before["task"]["data"]["mix"]:
+        del part["score_field"]
+    assert check_contract(before, mixed(weight=2.0), "runs/x") == []
+    for options in ({"weight": 3.0}, {"weight": 2.0, "score_field": "quality"}):
+        with pytest.raises(ConfigError, match=r"task\.data\.mix differs"):
+            check_contract(before, mixed(**options), "runs/x")

@@ -20,10 +20,11 @@ from thread_worlds import on_threads
 
 from paceline.report.build import build_report
 from paceline.report.html import render_html
+from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.record.tally import RankTally
+from paceline.run.record.tally import TASKS, RankTally, sends
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.spec.journal.planned import PlannedRecord
@@ -40,6 +41,7 @@ from paceline.verdict.verdict import BoundVerdict, judge
 STEPS, BATCH = 8, 6
 PASSES = 8  # of a step that computes: what lies between two steps is little then
 TIMES = 8.0  # as long as all the rest of a step: shares of a step hold on a machine of any load
+LONGEST = 2.0  # seconds that the slow network takes: what a run does for the first time may take as long
 
 
 class SlowText(PaddedText):
@@ -62,14 +64,14 @@ class SlowText(PaddedText):
 
 
 class SlowNetwork(World):
-    """A world whose sums take `TIMES` as long as all that was done since the last one."""
+    """A world whose sums take `TIMES` as long as all that was done since the last one, up to `LONGEST`."""
 
     summed_at = 0.0
 
     def add_up(self, vector: torch.Tensor) -> None:
         """Put the sum over all ranks in the place of a vector, late."""
         if SlowNetwork.summed_at:
-            time.sleep(TIMES * (time.perf_counter() - SlowNetwork.summed_at))  # what is slow
+            time.sleep(min(LONGEST, TIMES * (time.perf_counter() - SlowNetwork.summed_at)))  # what is slow
         super().add_up(vector)
         SlowNetwork.summed_at = time.perf_counter()
 
@@ -191,6 +193,37 @@ def test_a_busy_machine_is_no_slow_network() -> None:
     assert parts_of(others) | {"compute": 0.4, "host": 0.6} == parts_of(others)
 
 
+def test_threads_that_delay_no_collective_are_not_taken_off_a_wait() -> None:
+    """Threads that share a rank's computing wait for a core for longer than the step lasts; its network is slow."""
+    told = {"data": (0, 0), "waiting": (0.7, 0.75), "queued": (0.9, 1.6), "queued_here": (0.02, 0.05), "other": (0, 0)}
+    network = judge(cpu(**told, queued_sending=(0.0, 0.01)))
+    assert network.kind == "communication" and parts_of(network)["communication"] == pytest.approx(0.64)
+    assert parts_of(network)["host"] == pytest.approx(0.06), "what was taken off the wait"
+    sending = judge(cpu(**{**told, "queued_here": (0.0, 0.05)}, queued_sending=(0.0, 0.6)))
+    assert sending.kind == "host" and parts_of(sending)["communication"] == pytest.approx(0.05)
+    assert judge(cpu(**told)).kind == "host", "an older journal tells of all threads together"
+
+
+def test_what_every_rank_waits_in_every_step_is_the_networks() -> None:
+    """Beside programs that take the cores: a thread that wakes late from a wait has waited for the network before."""
+    told = {"data": (0, 0), "waiting": (0.02, 0.5), "queued": (0.5, 0.9), "queued_here": (0.1, 0.3), "other": (0, 0)}
+    slow = judge(cpu(**told, queued_sending=(0.3, 0.4), waiting_least=(0.45, 0.46)))
+    assert slow.kind == "communication" and parts_of(slow)["communication"] == pytest.approx(0.45)
+    assert parts_of(slow)["host"] == pytest.approx(0.3)
+    busy = judge(cpu(**told, queued_sending=(0.3, 0.4), waiting_least=(0.01, 0.02)))
+    assert busy.kind == "host" and parts_of(busy)["communication"] <= 0.02
+
+
+def _senders() -> list[str]:
+    dist.all_reduce(torch.ones(1))
+    return [(task / "comm").read_text().strip() for task in TASKS.iterdir() if sends(task)]
+
+
+def test_gloos_threads_are_known_by_their_names() -> None:
+    for names in run_ranks(_senders, 2):
+        assert len(names) >= 2 and not any(name.startswith("python") for name in names), names
+
+
 def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:
     times = {"total": 1.0, "data": 0.6, "forward_backward": 0.9, "reduce": 0.0, "other": 0.0}
     spreads = {name: RankSpread(value, value, value, 0) for name, value in times.items()}
@@ -236,3 +269,19 @@ def test_a_record_does_not_grow_with_the_ranks() -> None:
 def test_a_tally_says_nothing_of_no_step() -> None:
     tally = RankTally(World(0, 1, 0, torch.device("cpu")))
     assert tally.over_ranks(0, last=True) is None
+
+
+def test_a_tally_tells_the_shortest_wait_of_its_steps_and_begins_anew_with_each_record() -> None:
+    tally = RankTally(World(0, 1, 0, torch.device("cpu")))
+
+    def made(step: int, waited: float) -> None:
+        seconds = {"total": 1.0, "forward_backward": 0.9, "reduce": 0.1}
+        tally.add(StepStats(step, 0, 1, 1.0, 1.0, 1.0, 0.1, seconds, True, False, waiting_seconds=waited))
+
+    made(1, 0.001)  # the first warms up
+    for waits in ((0.5, 0.2, 0.4, 0.3), (0.6, 0.7, 0.9, 0.8)):
+        for step, waited in enumerate(waits, 2):
+            made(step, waited)
+        record = tally.over_ranks(5)
+        assert record is not None and record.spreads["waiting_least"]["min"] == min(waits)
+        assert record.spreads["waiting"]["max"] <= sum(waits) / 4

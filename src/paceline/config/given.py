@@ -68,7 +68,7 @@ def _is_default(option: Option, value: object) -> bool:
 def _table(table: ShapedTable, key: str, value: object) -> Any:
     if isinstance(value, table.cls):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not (table.objects and _names_objects(table, value)):
         return _made(table.cls, key, value)
     if isinstance(value, str) and table.shorthand:
         return table.cls(**{table.shorthand: value})
@@ -88,6 +88,17 @@ def _table(table: ShapedTable, key: str, value: object) -> Any:
         f"it holds options: {', '.join(table.members)}",
         f"{table.cls.__name__}({example}), or a dict of options",
     )
+
+
+def _names_objects(table: ShapedTable, value: Mapping[Any, Any]) -> bool:
+    """Return whether a dict holds objects by names that are no options, such as the splits of a data set."""
+    are_options = any(name in table.members for name in value)
+    return bool(value) and not are_options and all(_is_held_by_name(each) for each in value.values())
+
+
+def _is_held_by_name(value: object) -> bool:
+    is_plain = isinstance(value, str | bytes | Mapping | list | tuple)
+    return not is_plain and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
 
 
 def _made(cls: Any, key: str, given: Mapping[Any, Any]) -> Any:
@@ -150,13 +161,14 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
             f"{key} = {literal(value)} cannot be used",
             f"it is {kind_of(value)}, which gives samples one after the other; the order of samples, a resume and "
             "other devices need any of them by its number",
-            "list(...) of it where that fits into memory, or its samples written as JSONL or Parquet",
+            f"{not_streamed(value)}list(...) of it where that fits into memory, or its samples written as JSONL or "
+            "Parquet",
         )
     if "__len__ __getitem__" in member.objects and isinstance(value, Mapping):
         raise ConfigError(
-            f"{key} = {literal(value)} cannot be used",
+            f"{key} = {_named(value)} cannot be used",
             f"it is {kind_of(value)}, whose entries have names, and samples are taken by their number",
-            "the data set itself, or a pair of them (train, validation)",
+            f"the data set itself, {_an_entry(value)}or a pair of them (train, validation)",
         )
     also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, ShapedTable) else ["text"]
     if isinstance(member, Option) and member.kind == "object":
@@ -166,8 +178,29 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
 
 
 def _gives_in_turn(value: object) -> bool:
-    """Return whether an object gives what it holds in turn alone: torch's IterableDataset, a generator."""
-    return hasattr(value, "__iter__") and not reads_by_number(value) and not hasattr(value, "__getitems__")
+    """Return whether an object gives what it holds in turn alone: torch's IterableDataset, a generator.
+
+    So does the stream of the package `datasets`, which reads columns by their names and has no length.
+    """
+    reads = reads_by_number(value) or hasattr(value, "__getitems__")
+    return hasattr(value, "__iter__") and not (reads and hasattr(value, "__len__"))
+
+
+def not_streamed(value: object) -> str:
+    """Return how else to load a stream of the package `datasets`, as the first of what to try; "" of other objects."""
+    of_datasets = type(value).__module__.partition(".")[0] == "datasets"
+    return "load_dataset(...) without streaming; or " if of_datasets else ""
+
+
+def _named(value: Mapping[Any, Any]) -> str:
+    """Return a dict as an error shows it: by its names alone where its entries take several lines."""
+    told = literal(value)
+    return told if "\n" not in told else f"{type(value).__name__} of {', '.join(map(str, value))}"
+
+
+def _an_entry(value: Mapping[Any, Any]) -> str:
+    name = next(iter(value), None)
+    return f"such as data[{name!r}], " if isinstance(name, str) else ""
 
 
 def _text_or_object(option: Option, key: str, value: object) -> object:

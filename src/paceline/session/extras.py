@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from paceline.errors import MissingExtra
+from paceline.errors import MissingExtra, missing_storage
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.exports import ExportsSpec
@@ -16,11 +16,9 @@ OPENMETRICS = "openmetrics"  # which needs no package
 def check_extras(run: RunSpec) -> None:
     """Raise MissingExtra where an option needs a package that is not installed, ConfigError where one is wrong."""
     Redactor(run.redact)
-    if run.checkpoints.remote:
-        try:
-            import_module("fsspec")
-        except ImportError as error:
-            raise MissingExtra("fsspec", "remote", "run.checkpoints.remote") from error
+    remote = run.checkpoints.remote
+    if remote and (missing := missing_storage(remote, f"run.checkpoints.remote = '{remote}'")):
+        raise missing
     if run.tensorboard:
         try:
             import_module("tensorboard.summary.writer.event_file_writer")

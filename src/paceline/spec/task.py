@@ -207,6 +207,7 @@ class DataSpec(Declared, table="task.data"):
             include=mix.include or self.include,
             text_field=mix.text_field or self.text_field,
             arguments=mix.arguments or self.arguments,
+            score_field=mix.score_field or self.score_field,
             score_min=self.score_min if mix.score_min is None else mix.score_min,
             score_max=self.score_max if mix.score_max is None else mix.score_max,
         )

@@ -10,8 +10,16 @@ KIND = "communication"
 
 
 def held_up_seconds(seen: StepsSeen) -> float:
-    """Return how much of every rank's wait may be for threads that had work and no core: that is the host's part."""
-    return min(seen.least("waiting"), seen.most("queued"))
+    """Return how much of every rank's wait may be for threads that had work and no core: that is the host's part.
+
+    A rank waits for a peer whose thread that trains is not given a core, and for threads that send and receive. What
+    other threads wait for (those that share a rank's computing, those that write) delays no collective by itself, and
+    grows with whatever else the machine does. Older journals tell of all threads together. What every rank waits in
+    every step is not taken off: other programs do not hold up all steps alike.
+    """
+    sending = seen.most("queued_here") + seen.most("queued_sending")
+    held_up = sending if seen.knows("queued_sending") else seen.most("queued")
+    return min(max(0.0, seen.least("waiting") - seen.least("waiting_least")), held_up)
 
 
 def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None:
@@ -25,7 +33,8 @@ def communication_part(seen: StepsSeen, bubble: float = 0.0) -> BoundPart | None
     if seen.ranks < 2:
         return None
     if seen.knows("waiting"):
-        waits, held_up = seen.least("waiting"), held_up_seconds(seen)
+        always, held_up = seen.least("waiting_least"), held_up_seconds(seen)
+        waits = max(seen.least("waiting"), always)
         waited = max(0.0, waits - held_up - bubble)
         of = f"of a step of {format_seconds(seen.step_seconds)}"
         evidence = [f"every rank waits at least {format_seconds(waits)} {of} in collectives"]

@@ -19,7 +19,7 @@ from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import newest_first, next_sequence
-from paceline.errors import MissingExtra, StorageError
+from paceline.errors import StorageError, missing_storage
 from paceline.patience import Patience
 from paceline.scratch import Scratch
 from paceline.units import format_seconds
@@ -44,10 +44,10 @@ class RemoteStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise MissingExtra("fsspec", "remote", "a checkpoint in remote storage") from error
+        if missing := missing_storage(url, f"a checkpoint in {url}"):
+            raise missing
+        from fsspec.core import url_to_fs
+
         with self._told("cannot be reached"):
             found: tuple[Any, str] = url_to_fs(url)
             self._files, root = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class RankTally:
 
     def _clear(self) -> None:
         self._sums: dict[str, float] = dict.fromkeys((SAVING, EVALUATING, BETWEEN, *sorted(self._within)), 0.0)
-        self._steps = 0
+        self._steps, self._shortest_wait = 0, math.inf
         self._queued = queued_seconds()
 
     def begins(self, data_seconds: float) -> None:
@@ -75,8 +76,10 @@ class RankTally:
             self._ended_at = None  # and so is what follows it: memory is measured there, files are opened
             self._clear()
             return
-        for name, value in _parts(stats).items():
+        parts = _parts(stats)
+        for name, value in parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+        self._shortest_wait = min(self._shortest_wait, parts.get("waiting", math.inf))
         self._steps += 1
 
     def over_ranks(
@@ -103,9 +106,11 @@ class RankTally:
         found[WHOLE] = sum(found.get(name, 0.0) for name in ("total", SAVING, EVALUATING, BETWEEN))
         now = queued_seconds()
         if now is not None and self._queued is not None:
-            found["queued"], found["queued_here"] = (
+            found["queued"], found["queued_here"], found["queued_sending"] = (
                 max(0.0, after - before) / self._steps for after, before in zip(now, self._queued, strict=True)
             )
+        if math.isfinite(self._shortest_wait):
+            found["waiting_least"] = self._shortest_wait
         if "waiting" in found:  # what it waited for a core is no wait for others
             found["waiting"] = max(0.0, found["waiting"] - found.get("queued_here", 0.0))
         return found
@@ -125,15 +130,29 @@ def _parts(stats: StepStats) -> dict[str, float]:
     return found
 
 
-def queued_seconds() -> tuple[float, float] | None:
-    """Return for how long threads of this process have had work and no core so far: all of them, and this one.
+def queued_seconds() -> tuple[float, float, float] | None:
+    """Return for how long threads of this process have had work and no core so far: all of them, this one, and those
+    that send and receive for it.
 
     None where the kernel does not tell (/proc/PID/task/TID/schedstat: its second number).
     """
     own = _waited(Path("/proc/thread-self/schedstat"))
     if own is None:
         return None
-    return sum(_waited(task / "schedstat") or 0.0 for task in TASKS.iterdir()), own
+    everyone = sending = 0.0
+    for task in TASKS.iterdir():
+        waited = _waited(task / "schedstat") or 0.0
+        everyone += waited
+        sending += waited if sends(task) else 0.0
+    return everyone, own, sending
+
+
+def sends(task: Path) -> bool:
+    """Return whether a thread is one of gloo's, by the names that torch and gloo give to theirs."""
+    try:
+        return "gloo" in (task / "comm").read_text()
+    except OSError:  # it has just ended
+        return False
 
 
 def _waited(path: Path) -> float | None:

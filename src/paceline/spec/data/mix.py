@@ -31,6 +31,7 @@ class MixSpec(Declared, table="task.data.mix"):
     include: tuple[str, ...] = option((), "file name patterns to read from a folder; empty takes task.data.include")
     text_field: str = option("", "the field or column that holds the text; empty takes task.data.text_field")
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
+    score_field: str = option("", "the number that scores select by; empty takes task.data.score_field")
     score_min: float | None = option(None, "the lowest score of a document that is read")
     score_max: float | None = option(None, "documents are read whose score is below this one")
 

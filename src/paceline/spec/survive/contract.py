@@ -12,7 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.load import Spec, spec_to_dict
+from paceline.spec.task import DataSpec, Task
 
 
 class OnResume(StrEnum):
@@ -55,6 +57,7 @@ LENGTH = "the run becomes longer or shorter, and a schedule that follows its len
 CONTENT = "the data may move: their fingerprint is compared instead, and other content is refused"
 ORDER = "another sample would stand at every place"
 UPDATES = "the coming updates differ; the weights and the optimizer's state are kept"
+MIX = "task.data.mix"
 ROUNDS = "the same experiment, rounded otherwise"
 
 CLAUSES = (
@@ -73,7 +76,7 @@ CLAUSES = (
     Clause("task.data.shuffle_block", REFUSED, ORDER),
     Clause("task.data.shuffle_window", REFUSED, ORDER),
     Clause("task.data.shuffle_bucket", REFUSED, ORDER),
-    Clause("task.data.mix", REFUSED, ORDER),
+    Clause(MIX, REFUSED, ORDER),
     Clause("task.data.cache_dir", FREE, "where tokens are kept, not which"),
     Clause("task.data.image_size", REFUSED, EXPERIMENT),
     Clause("task.data.augment", REFUSED, EXPERIMENT),
@@ -128,10 +131,10 @@ def clause_of(option: str) -> Clause | None:
 def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return every option for which there is a clause and in which two specs as data differ.
 
-    An option that an earlier release did not know had its default then.
+    An option that an earlier release did not know had its default then, of a source of a mixture too.
     """
     defaults = dict(_flat(spec_to_dict(Spec())))
-    before, after = {**defaults, **dict(_flat(then))}, {**defaults, **dict(_flat(now))}
+    before, after = ({**defaults, **_with_whole_mix(dict(_flat(each)))} for each in (then, now))
     differing = [option for option in {**before, **after} if before.get(option) != after.get(option)]
     clauses = {option: clause_of(option) for option in differing}
     return [
@@ -153,6 +156,14 @@ def check_contract(then: Mapping[str, object], now: Mapping[str, object], run_di
             "undo the change, or start a new run in another run.dir",
         )
     return [change for change in changes if change.clause.on_resume == NOTICE]
+
+
+def _with_whole_mix(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options by their dotted names in which every source of a mixture says all that a source may say."""
+    if not isinstance(options.get(MIX), list):
+        return options
+    unsaid = spec_to_dict(Spec(task=Task(data=DataSpec(mix=(MixSpec("unsaid"),)))))["task"]["data"]["mix"][0]
+    return {**options, MIX: [{**unsaid, **each} for each in options[MIX]]}
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

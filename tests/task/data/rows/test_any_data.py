@@ -167,8 +167,10 @@ def check_order(ids: np.ndarray, ends: np.ndarray, parts: list[Part], until: int
 def test_what_is_drawn_together_is_what_the_guide_says(seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     parts = [drawn_part(drawn, number) for number in range(drawn.choice([1, 2, 3]))]
-    for number, part in enumerate(parts):
-        (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, part.lines)))
+    fields = ["score" if number % 2 == 0 else "quality" for number in range(len(parts))]
+    for number, (part, field) in enumerate(zip(parts, fields, strict=True)):
+        lines = [{field if name == "score" else name: value for name, value in each.items()} for each in part.lines]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     seq_len, most_tokens = drawn.choice([3, 8, 16]), drawn.choice([0, 0, 12])
     rows, apart = drawn.choice(["windows", "packed"]), drawn.random() < 0.5
     shuffle = drawn.choice(["global", "windowed", "none"])
@@ -182,8 +184,8 @@ def test_what_is_drawn_together_is_what_the_guide_says(seed: int, tmp_path: Path
         mix = [
             MixSpec(str(tmp_path / f"{number}.jsonl"), f"part {number}", part.weight,
                     (WeightChange(BLOCK, part.later),), most_samples=part.most,
-                    score_min=part.least, score_max=part.below)
-            for number, part in enumerate(parts)
+                    score_min=part.least, score_max=part.below, score_field="" if field == "score" else field)
+            for number, (part, field) in enumerate(zip(parts, fields, strict=True))
         ]  # fmt: skip
         data = DataSpec("", mix=tuple(mix), **options)
     else:

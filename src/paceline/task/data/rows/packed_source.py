@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,20 +27,29 @@ Array = npt.NDArray[Any]
 
 
 class Seams(NamedTuple):
-    """Where runs begin in packed rows, in the order of the flattened rows. The label of the token before a run is not
-    the token that lies there."""
+    """Where runs begin in packed rows that are not the first of their row: documents, and what fills the row.
 
-    begins: list[int]
-    lengths: list[int]
-    numbers: list[int]  # of the run's document in its row; 0 of what fills the row
-    labels: list[int]  # of the token before
+    `runs` are in the order of the flattened rows: where each begins, its length, the number of its document in its row
+    (0 of what fills the row), and the label of the token before it. Of a row's second document they are told where that
+    label is not the token that lies there.
+    """
 
-    def among(self, first: int, last: int) -> range:
-        """Return the places in these lists of those among the flattened tokens first..last."""
-        return range(bisect_left(self.begins, first), bisect_left(self.begins, last))
+    runs: list[tuple[int, ...]]
+    of_rows: Ints  # how many of them lie before each row: [rows + 1]
 
+    @classmethod
+    def of(cls, runs: Ints, rows: int, size: int) -> Seams:
+        """Return the runs [4, runs], in whatever order, of so many rows of a size."""
+        of_rows = np.zeros(rows + 1, dtype=np.int64)
+        np.cumsum(np.bincount(runs[0] // size, minlength=rows), out=of_rows[1:])
+        columns = runs[:, np.argsort(runs[0], kind="stable")].tolist()
+        return cls(list(zip(*columns, strict=True)), of_rows)
 
-NO_SEAMS = Seams([], [], [], [])
+    def moved(self, places: Ints, size: int) -> Ints:
+        """Return the runs [4, runs] as they are where each row lies at its place among others."""
+        runs = np.array(self.runs, dtype=np.int64).reshape(-1, 4).T
+        runs[0] += size * (places - np.arange(len(places)))[runs[0] // size]
+        return runs
 
 
 def _run(tokens: int, number: int) -> memoryview:
@@ -49,9 +57,9 @@ def _run(tokens: int, number: int) -> memoryview:
 
 
 @lru_cache(maxsize=2)
-def _runs_of_documents(tokens: int) -> list[memoryview]:
-    """Return so many tokens' documents of each low number."""
-    return [_run(tokens, number) for number in range(LOW_NUMBERS)]
+def _runs(tokens: int) -> tuple[list[memoryview], memoryview]:
+    """Return so many tokens' documents of each low number, and labels that do not count."""
+    return [_run(tokens, number) for number in range(LOW_NUMBERS)], np.full(tokens, IGNORED, dtype=np.int64).data
 
 
 @lru_cache(maxsize=2)
@@ -70,8 +78,7 @@ class RowsAsTheyLie:
     """
 
     both: Array
-    seams: Seams  # of other documents than the first of their row
-    fillings: Seams  # of what fills a row, at its end
+    seams: Seams
     is_apart: bool  # whether documents are told
     rests: Array  # tokens of each row after its first document
     documents: Array | None = None
@@ -80,7 +87,7 @@ class RowsAsTheyLie:
     def batch(self, first: int, last: int) -> tuple[Array, Array, Array | None]:
         """Return tokens and labels, int64, and documents, int32, of the rows first..last; None where they mix."""
         both = self.both[:, first:last].astype(np.int64, order="C")
-        tokens, labels = both[0], both[1]
+        tokens, labels = both
         size = labels.shape[1]
         documents, later = None, None  # the second: documents that are still to be written, from the third of a row on
         if self.is_apart:
@@ -89,32 +96,26 @@ class RowsAsTheyLie:
             else:
                 documents = _first_two(size)[self.rests[first:last]]
                 later = documents.reshape(-1).data
-        self._lay_seams(labels.reshape(-1), later, first * size, last * size)
+        self._lay_seams(both.reshape(-1).data[labels.size :], later, first, last)
         if self.counts is not None:
             labels[~self.counts[first:last]] = IGNORED
         return tokens, labels, documents
 
-    def _lay_seams(self, labels: Array, documents: memoryview | None, begin: int, end: int) -> None:
-        """Set what is otherwise at the seams among the flattened tokens begin..end.
+    def _lay_seams(self, labels: memoryview, documents: memoryview | None, first: int, last: int) -> None:
+        """Set what is otherwise at the seams of the rows first..last.
 
-        Runs of one number are copied from memory: that takes a third of an assignment.
+        Views of memory are set, and runs of one number copied from memory: an array takes twice or three times as long.
         """
-        begins, lengths, numbers, before = self.seams
-        same = [] if documents is None else _runs_of_documents(self.both.shape[2])
-        for at in self.seams.among(begin, end):
-            start, number = begins[at] - begin, numbers[at]
-            labels[start - 1] = before[at]
-            if documents is not None and number > 2:
-                stop = start + lengths[at]
-                run = same[number] if number < LOW_NUMBERS else _run(lengths[at], number)
-                documents[start:stop] = run[: lengths[at]]
-        begins, lengths, _, before = self.fillings
-        for at in self.fillings.among(begin, end):
-            start, stop = begins[at] - begin, begins[at] - begin + lengths[at]
-            labels[start - 1] = before[at]
-            labels[start:stop] = IGNORED
-            if documents is not None:
-                documents[start:stop] = same[0][: lengths[at]]
+        size, of_rows = self.both.shape[2], self.seams.of_rows
+        begin, (same, ignored) = first * size, _runs(size)
+        for start, length, number, before in self.seams.runs[of_rows.item(first) : of_rows.item(last)]:
+            start -= begin
+            labels[start - 1] = before
+            if number == 0:
+                labels[start : start + length] = ignored[:length]
+            if documents is not None and number != 2:
+                run = same[number] if number < LOW_NUMBERS else _run(length, number)
+                documents[start : start + length] = run[:length]
 
     def told_documents(self) -> Array:
         """Return the documents of all rows."""
@@ -198,7 +199,6 @@ class PackedSource(SourceOfSplit):
         return RowsAsTheyLie(
             rows_at([part.both for part in parts], places),
             _joined_seams([part.seams for part in parts], places, self.items_per_sample),
-            _joined_seams([part.fillings for part in parts], places, self.items_per_sample),
             parts[0].is_apart,
             rows_at([part.rests[:, None] for part in parts], places)[:, 0],
             rows_at([part.told_documents() for part in parts], places) if are_told else None,
@@ -216,21 +216,22 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        seams = fillings = NO_SEAMS
+        runs = np.zeros((4, 0), dtype=np.int64)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             if not is_whole.all():
                 over = np.flatnonzero(~is_whole)
                 self._lay(rows, over * rows.shape[1], starts[over], starts[over] + lengths[over] + 1)
             more = self.rows.firsts[ids[rest] + 1] - begins[rest] - 1
-            seams, fillings = self._lay_pieces(rows, rest, lengths[rest], begins[rest] + 1, more)
-        return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents, seq_len - lengths)
+            runs = self._lay_pieces(rows, rest, lengths[rest], begins[rest] + 1, more)
+        seams = Seams.of(runs, len(ids), seq_len)
+        return RowsAsTheyLie(tokens_and_labels(rows), seams, not self.cross_documents, seq_len - lengths)
 
-    def _lay_pieces(self, rows: Array, places: Ints, filled: Ints, firsts: Ints, more: Ints) -> tuple[Seams, Seams]:
+    def _lay_pieces(self, rows: Array, places: Ints, filled: Ints, firsts: Ints, more: Ints) -> Ints:
         """Lay so many `more` pieces, from `firsts` on, into the rows at `places`, behind the tokens that are `filled`.
 
-        Return where pieces meet, and what fills rows. Each piece is laid with the token after it, its last label; the
-        next one lies over that.
+        Return the runs of `Seams`, [4, runs]. Each piece is laid with the token after it, its last label; the next one
+        lies over that.
         """
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
         seq_len = self.items_per_sample
@@ -243,38 +244,45 @@ class PackedSource(SourceOfSplit):
         np.cumsum(lengths, out=laid[1:])
         # A row of labels is one shorter than what is laid here.
         seams = laid[:-1] + np.repeat(places * seq_len + filled - laid[begins], more)
-        labels = self._lay(rows, seams + np.repeat(places, more), starts, starts + lengths + 1)
+        spots = seams + np.repeat(places, more)
+        labels = rows.reshape(-1)[spots]  # of the token before each row's second piece
+        after = self._lay(rows, spots, starts, starts + lengths + 1)
         number -= np.repeat(begins - 2, more)
+        labels[1:] = np.where(number[1:] > 2, after[:-1], labels[1:])
+        others = np.flatnonzero((number > 2) | (labels != rows.reshape(-1)[spots]))  # documents end as others begin
         filled = filled + laid[ends] - laid[begins]
         short = np.flatnonzero(filled < seq_len)
         row, filled = places[short], filled[short]
-        missing, after = (seq_len - filled).tolist(), rows[row, filled].tolist()
-        for where, tokens in zip(row.tolist(), missing, strict=True):
-            rows[where, seq_len - tokens :] = 0
-        return (
-            Seams(seams.tolist(), lengths.tolist(), number.tolist(), labels),
-            Seams((row * seq_len + filled).tolist(), missing, [0] * len(short), after),
-        )
+        runs = np.empty((4, len(others) + len(short)), dtype=np.int64)
+        runs[:, : len(others)] = seams[others], lengths[others], number[others], labels[others]
+        runs[:, len(others) :] = row * seq_len + filled, seq_len - filled, np.zeros_like(row), rows[row, filled]
+        for where, tokens in zip(row.tolist(), filled.tolist(), strict=True):
+            rows[where, tokens:] = 0
+        return runs
 
-    def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
-        """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
+    def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> Array:
+        """Copy the tokens starts..stops of each run to its place of the flattened rows; return the last of each run.
 
         A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
         take twice as long.
         """
         there, here, lengths = rows.reshape(-1).data, self._in_rows.memory, stops - starts
-        spots = np.array(self._in_rows.spots(starts, stops), dtype=np.int64)
-        np.asarray(here)[spots[spots >= 0]]  # memory that is far away is waited for once, and not for each run
-        in_rows = map(slice, places.tolist(), (places + lengths).tolist())
-        in_memory = map(slice, spots.tolist(), (spots + lengths).tolist())
-        found = list[int]()
-        for number, (row, run) in enumerate(zip(in_rows, in_memory, strict=True)):
-            found.append(there[row.start])
-            if run.start < 0:
-                there[row] = self._tokens[int(starts[number]) : int(stops[number])].astype(rows.dtype).data
+        spots, memory = np.array(self._in_rows.spots(starts, stops), dtype=np.int64), np.asarray(here)
+        near = spots >= 0
+        memory[spots[near]]  # memory that is far away is waited for once, and not for each run
+        to, ends = places.tolist(), (places + lengths).tolist()
+        if near.all():
+            for place, end, spot, stop in zip(to, ends, spots.tolist(), (spots + lengths).tolist(), strict=True):
+                there[place:end] = here[spot:stop]
+            return memory[spots + lengths - 1]
+        last = np.empty(len(spots), dtype=rows.dtype)
+        for number, (place, end, spot) in enumerate(zip(to, ends, spots.tolist(), strict=True)):
+            if spot < 0:
+                there[place:end] = self._tokens[int(starts[number]) : int(stops[number])].astype(rows.dtype).data
             else:
-                there[row] = here[run]
-        return found
+                there[place:end] = here[spot : spot + end - place]
+            last[number] = there[end - 1]
+        return last
 
     def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -302,15 +310,11 @@ class PackedSource(SourceOfSplit):
         filled = np.bincount(row, lengths, len(ids)).astype(np.int64)
         short = np.flatnonzero(filled < seq_len)
         begins = short * seq_len + filled[short]
+        fills = np.zeros((4, len(short)), dtype=np.int64)
+        fills[:2], fills[3] = (begins, seq_len - filled[short]), both[1].reshape(-1)[begins - 1]
         return RowsAsTheyLie(
             both,
-            NO_SEAMS,
-            Seams(
-                begins.tolist(),
-                (seq_len - filled[short]).tolist(),
-                [0] * len(short),
-                both[1].reshape(-1)[begins - 1].tolist(),
-            ),
+            Seams.of(fills, len(ids), seq_len),
             not self.cross_documents,
             seq_len - lengths[ahead_of_row],
             None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32))[0],
@@ -339,9 +343,5 @@ def packed_fingerprint(digest: str, seq_len: int, version: int) -> str:
 
 def _joined_seams(parts: Sequence[Seams], places: Sequence[Ints], size: int) -> Seams:
     """Return the seams of several sources' rows as one's, each part's rows of a size at its places."""
-    moved = []
-    for part, place in zip(parts, places, strict=True):
-        row, within = np.divmod(np.array(part.begins, dtype=np.int64), size)
-        moved.append(np.stack([place[row] * size + within, part.lengths, part.numbers, part.labels]))
-    joined = np.concatenate(moved, axis=1).astype(np.int64)
-    return Seams(*joined[:, np.argsort(joined[0])].tolist())
+    moved = [part.moved(place, size) for part, place in zip(parts, places, strict=True)]
+    return Seams.of(np.concatenate(moved, axis=1), sum(map(len, places)), size)

@@ -34,7 +34,8 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> CorpusFiles:
         called = folder.resolve().name
         return CorpusFiles(f"text in {called}", tuple(map(_file, files)), "folder", name=called)
     found = _load(name, arguments)
-    if not isinstance(found, Mapping) and not hasattr(found, "cache_files"):  # nothing of a stream is on a disk
+    one = next(iter(found.values()), None) if isinstance(found, Mapping) else found
+    if not hasattr(one, "cache_files"):  # nothing of a stream is on a disk
         raise DataError(
             f"'{name}' is a {type(found).__name__}", "the order of samples needs to reach any of them by its number",
             "leave streaming out of task.data.arguments",

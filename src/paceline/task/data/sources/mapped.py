@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from paceline.config.given import reads_by_number
+from paceline.config.given import not_streamed, reads_by_number
 from paceline.errors import DataError, suggestion
 from paceline.task.data.order.permutation import keyed
 from paceline.task.data.undrawn import UndrawnGenerators
@@ -43,6 +43,12 @@ class MapSource:
 
     def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
         """Wrap `dataset`. Raises DataError where it is no map-style data set, is empty, or fails."""
+        if isinstance(dataset, Mapping) and 0 not in dataset:
+            raise DataError(
+                f"{type(dataset).__name__} is not a map-style data set",
+                f"it holds {', '.join(map(str, dataset)) or 'nothing'} by name, and samples are taken by their number",
+                "one of them, or a pair of them (train, validation)",
+            )
         reads = "__getitem__" if not hasattr(dataset, "__getitems__") else "__getitems__"
         missing = [name for name in ("__len__", reads) if not hasattr(dataset, name)]
         if reads == "__getitem__" and reads not in missing and not reads_by_number(dataset):
@@ -51,8 +57,8 @@ class MapSource:
             raise DataError(
                 f"{type(dataset).__name__} is not a map-style data set",
                 f"it has no {' and no '.join(missing)}; the order of samples needs to reach any of them by its number",
-                "give it both: list(...) of what it gives in turn, where that fits into memory; or write it as text, "
-                "JSONL or Parquet",
+                f"{not_streamed(dataset)}give it both: list(...) of what it gives in turn, where that fits into memory;"
+                " or write it as text, JSONL or Parquet",
             )
         try:
             self.samples = len(dataset)

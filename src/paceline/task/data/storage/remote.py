@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataError, MissingExtra
+from paceline.errors import DataError, missing_storage
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.retries import Retries, may_pass
@@ -78,10 +78,10 @@ class RemoteFiles:
     """The files that a URL reaches. Every method raises DataError for what the storage answers."""
 
     def __init__(self, url: str, notices: DataNotices | None = None, retries: Retries | None = None) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise MissingExtra("fsspec", "remote", f"reading {url}") from error
+        if missing := missing_storage(url, f"reading {url}"):
+            raise missing
+        from fsspec.core import url_to_fs
+
         self.url, self.notices, self.retries = url, notices, retries or Retries()
         found: tuple[Any, str] = self.retries.run(url, lambda: url_to_fs(url, **_options(url)), notices)
         self._files, self._root = found

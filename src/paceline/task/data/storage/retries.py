@@ -93,7 +93,7 @@ def advice(error: Exception) -> str:
     if isinstance(error, FileNotFoundError) or status == 404:
         return "check the address"
     if isinstance(error, ImportError):
-        return "install the package that fsspec needs for this kind of storage: s3fs for s3://, gcsfs for gs://"
+        return "install the package that fsspec needs for this kind of storage"
     if isinstance(error, PermissionError) or status in (401, 403) or _lacks_credentials(error):
         return "check the credentials of this storage on this machine"
     return "check the address and the storage"
