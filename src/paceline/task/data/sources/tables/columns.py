@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import DataError, suggestion
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.tables.chat.messages import TOOLS_FIELD
 
 LABEL_NAMES = ("label", "labels", "class", "target", "category")
 # Of tables that are nothing else (CSV, TSV, JSON): a JSONL of documents may well have such a field beside its text.
@@ -60,7 +61,8 @@ def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableCol
     text = _text(columns, data, label)
     if data.labels in ("auto", "none") and not data.label_field:
         if messages := _messages(columns, data):
-            return TableColumns("chat", (messages,), f"it has a column '{messages}'")
+            beside = f", and '{TOOLS_FIELD}' for its assistants" if TOOLS_FIELD in columns else ""
+            return TableColumns("chat", (messages,), f"it has a column '{messages}'{beside}")
         pair = (data.prompt_field, data.completion_field)
         if set(pair) <= set(columns):
             return TableColumns("completion", pair, f"it has columns '{pair[0]}' and '{pair[1]}'")

@@ -22,11 +22,15 @@ from paceline.task.data.sources.tables.json_rows import first_object, read_json
 
 
 class TableRecord(NamedTuple):
-    """One row: its origin in words, its values by column, and the split that the name of its file says, if any."""
+    """One row: its origin in words, its values by column, and the split that the name of its file says, if any.
+
+    `filled` says that fields a row does not have stand in it as nothing.
+    """
 
     origin: str
     values: dict[str, Any]
     split: str = ""
+    filled: bool = False
 
 
 def columns_of(listing: CorpusFiles, asked: Sequence[str] = ()) -> tuple[str, ...]:
@@ -58,10 +62,10 @@ def read_records(listing: CorpusFiles, damaged: Damaged, asked: Sequence[str] = 
     Raises DataError for a file that cannot be read.
     """
     for file in listing.files:
-        split = split_of(file.name)
+        split, filled = split_of(file.name), kind_of(file.name) in ("parquet", "arrow")
         try:
             for origin, values in _rows_of(file, damaged, asked):
-                yield TableRecord(origin, with_asked(values, asked), split)
+                yield TableRecord(origin, with_asked(values, asked), split, filled)
         except DamagedData as error:
             damaged.found(error)
 

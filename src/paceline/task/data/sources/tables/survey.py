@@ -16,10 +16,12 @@ from paceline.task.data.sources.held_out import document_hash, split_limit, spli
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.reading.arrow import UnreadableValue
 from paceline.task.data.sources.reading.nested import fields_of
-from paceline.task.data.sources.tables.chat import RowWriter, TextPart, own_template, writer_of
+from paceline.task.data.sources.tables.chat.messages import A_TEXT
+from paceline.task.data.sources.tables.chat.own_template import own_template
+from paceline.task.data.sources.tables.chat.parts import TextPart
+from paceline.task.data.sources.tables.chat.writer import RowWriter, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
 from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
-from paceline.task.data.sources.tables.messages import A_TEXT
 from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
 
 
@@ -68,7 +70,7 @@ class RowReader:
         held_out = {"validation": True, "train": False}.get(record.split)
         where = record.origin
         if self.writer is not None:
-            segments = self.writer.segments(record.values, where)
+            segments = self.writer.segments(record.values, where, record.filled)
             if not any(segment.counted and segment.text for segment in segments):
                 raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
             return _checked(TableRow(where, segments, None, held_out))
