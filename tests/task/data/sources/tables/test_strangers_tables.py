@@ -174,6 +174,29 @@ def test_several_labels_in_a_field_may_be_none_and_are_not_taken_for_one(settled
     assert table.labels is not None and table.labels.classes == ("Lyon/ France", "Rome/ Italy")
 
 
+def test_a_column_of_0_and_1_for_each_class_is_several_labels(settled: Settle) -> None:
+    """In the columns' order, whatever rows there are: a class that no row has is one of them."""
+    rows = [("a", "1", "0", "1"), ("b", "0", "0", "0"), ("c", "0", "0", "1"), ("d", "1", "0", "0")]
+    head, fields = "id,text,toxic,threat,insult", ("toxic", "threat", "insult")
+    table = settled("jigsaw.csv", csv_of(head, [(str(at), *row) for at, row in enumerate(rows)]), label_fields=fields)
+    assert table.labels is not None and table.labels.kind == "multi_label" and table.labels.classes == fields
+    assert table.label_array("train").tolist() == [[int(cell) for cell in row[1:]] for row in rows]
+    assert any("'threat'" in told for told in table.told)
+    kinds = {"text": "a", "toxic": True, "threat": 0, "insult": 1.0}
+    table = settled("kinds.jsonl", lines_of([kinds, kinds | {"insult": "false"}]), label_fields=fields)
+    assert table.label_array("train").tolist() == [[1, 0, 1], [1, 0, 0]]
+    for name, given, told in (("half", [0.5], "neither 0 nor 1"), ("none", [None], "empty label"),
+                              ("list", [[1]], "neither 0 nor 1"), ("two", [2], "neither 0 nor 1")):  # fmt: skip
+        with pytest.raises(PacelineError, match=told):
+            settled(f"{name}.jsonl", lines_of([kinds, kinds | {"insult": given[0]}]), label_fields=fields)
+    for options, told in (({"label_fields": ("toxic", "thret")}, "'thret'"),
+                          ({"label_fields": fields, "label_field": "toxic"}, "for each class"),
+                          ({"label_fields": fields, "labels": "regression"}, "for each class"),
+                          ({"label_fields": ("toxic", "toxic")}, "for each class")):  # fmt: skip
+        with pytest.raises(PacelineError, match=told):
+            settled("again.jsonl", lines_of([kinds, kinds]), **options)
+
+
 def parquet_of(**columns: list[Any]) -> bytes:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     content = arrow.BufferOutputStream()

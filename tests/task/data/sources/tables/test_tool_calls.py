@@ -73,7 +73,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 ASKED = {"role": "user", "content": "What is it like in Köln and in 東京?"}
 CALLED = {"role": "assistant", "content": "I look. 🌦", "tool_calls": [call("weather", city="Köln", days=2),
                                                                      call("weather", city="東京")]}  # fmt: skip
-SILENT = {"role": "assistant", "content": None, "tool_calls": [call("weather", city="a \"b\"\n")]}
+SILENT = {"role": "assistant", "content": None, "tool_calls": [call("weather", city='a "b"\n')]}
 THOUGHT = {"role": "assistant", "reasoning_content": "Two cities.", "content": "Rain and sun."}
 TOLD = [{"role": "tool", "content": "rain"}, {"role": "tool", "content": '{"sky": "sun"}'}]
 THANKS = [{"role": "user", "content": "\n Thanks  "}, {"role": "assistant", "content": "Not at all."}]

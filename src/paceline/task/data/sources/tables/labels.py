@@ -74,6 +74,17 @@ def label_value(value: object, where: str, field: str, several: bool = False) ->
     return value
 
 
+def is_of_class(value: object, where: str, field: str) -> bool:
+    """Return whether a row is of the class that a column of 0 and 1 stands for. Raises DamagedData for other values."""
+    found = label_value(value, where, field)
+    number = {"true": 1.0, "false": 0.0}.get(str(found).lower(), None if isinstance(found, tuple) else _number(found))
+    if number not in (0.0, 1.0):
+        told = json.dumps(value, default=str)[:40]
+        raise DamagedData(f"{where}: '{field}' is neither 0 nor 1", f"it is {told}, in a column of label_fields",
+                          "0 or 1 in every row; label_field, for a column that holds the label itself")  # fmt: skip
+    return number == 1.0
+
+
 _LEAVE_OUT = 'a label for every row, or on_bad = "skip", which leaves such rows out and counts them'
 
 
@@ -163,6 +174,7 @@ class LabelSurvey:
         if not self.lists:
             self._refuse_unsplit(name)
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
+        because = "label_fields names a column for each" if data.label_fields else because
         return Labels("multi_label", self._classes(data, counts, names, name), because)
 
     def _refuse_unsplit(self, name: str) -> None:

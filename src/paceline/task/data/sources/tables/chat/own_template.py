@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,9 @@ def _spelt(special: list[str]) -> Callable[[Any], Any]:
     def spelt(value: Any) -> Any:
         if isinstance(value, str):
             if OWN_USE.search(value):
-                raise TemplateRefusal("it holds a character that Unicode keeps for programs' own use (U+FDD0 to U+FDD3)")
+                raise TemplateRefusal(
+                    "it holds a character that Unicode keeps for programs' own use (U+FDD0 to U+FDD3)"
+                )
             return token.sub(rf"{SPELT}\g<0>{SPELT_END}", value)
         if isinstance(value, Mapping):
             return {spelt(key): spelt(each) for key, each in value.items()}
@@ -200,7 +203,7 @@ def _parts(text: str, spans: Spans) -> Iterator[TextPart]:
     edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
     counted = {start for start, _ in spans}
     plain, goes_on = False, False
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         for piece in re.split(f"([{SPELT}{SPELT_END}])", text[start:stop]):
             if piece in (SPELT, SPELT_END):
                 plain, goes_on = piece == SPELT, False

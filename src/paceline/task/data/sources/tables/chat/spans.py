@@ -7,8 +7,8 @@ each is looked for behind the one before it, from where on it is still as it was
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, Message, Messages
 from paceline.task.data.sources.tables.chat.templates import TemplateRefusal
@@ -32,7 +32,7 @@ def said_by_assistant(render: Render, messages: Messages) -> tuple[str, Spans]:
         prompt, text = render(messages[:at], True), render(messages[: at + 1], False)
         done = _found(prompt, gaps, tails, keys)
         end = done[-1][1] if done else 0
-        begun = os.path.commonprefix([prompt, text])  # an answer may begin before the end of what asks for it
+        begun = _as_far_as_alike(prompt, text)  # an answer may begin before the end of what asks for it
         if begun != prompt and (len(begun) <= end or not begun.startswith(render(messages[:at], False))):
             raise _rewritten()
         gaps.append(begun[end:])
@@ -54,6 +54,12 @@ def _found(text: str, gaps: Sequence[str], tails: Sequence[str], keys: Sequence[
             raise _rewritten()
         spans.append((at, at := at + len(tail) - begins))
     return spans
+
+
+def _as_far_as_alike(one: str, other: str) -> str:
+    if other.startswith(one):
+        return one
+    return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
 
 
 def _last_words(message: Message) -> str:
