@@ -142,7 +142,7 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
     ("entries.json", '[{"text": "a", "label": "b"}, 3]', "it is 3", "array of objects"),
     ("array.jsonl", json.dumps(LABELLED), "it is a list", "name it .json"),
     ("pairs.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "text_field", "preference_pairs"),
-    ("tools.jsonl", lines_of(TOOLS), "calls a tool without a name", "arguments"),
+    ("tools.jsonl", lines_of(TOOLS), "it is {}", "arguments"),
     ("odd.csv", csv_of("Ticket Nr.;Issue Text;is Urgent?", [("1", "a b", "0")], ";"), "is Urgent?",
      'text_field = "Issue Text"'),
     ("image.jsonl", lines_of([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]), "image_url",

@@ -224,7 +224,7 @@ def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str)
         return number
     if labels.kind == "classification":
         return _place(value, places, where)
-    row = np.zeros(len(places), dtype=np.uint8)
+    row = np.zeros(len(labels.classes), dtype=np.uint8)
     for part in _split(value):
         row[_place(part, places, where)] = 1
     return row

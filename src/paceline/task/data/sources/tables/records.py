@@ -165,5 +165,7 @@ def label_names(listing: CorpusFiles, column: str) -> tuple[str, ...]:
             schema = arrow_rows(stream)[0]
     told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = told.get("info", {}).get("features", {}).get(column, {})
-    feature = feature.get("feature", feature)  # of a list of classes
+    # Of a list of classes, in today's way of writing it and in an older one.
+    feature = feature[0] if isinstance(feature, list) and feature else feature
+    feature = feature.get("feature", feature) if isinstance(feature, dict) else {}
     return tuple(map(str, feature.get("names", ())))

@@ -49,8 +49,11 @@ def _found(text: str, gaps: Sequence[str], tails: Sequence[str], keys: Sequence[
             raise _rewritten()
         at += len(gap)
         last = max(tail.rfind(key), 0)
-        begins = next((k for k in range(last + 1) if text.startswith(tail[k:], at)), None)
-        if begins is None:
+        head = text[at : at + len(tail) - last]  # of what is left at least
+        begins = tail.find(head)
+        while 0 <= begins <= last and not text.startswith(tail[begins:], at):
+            begins = tail.find(head, begins + 1)
+        if not 0 <= begins <= last:
             raise _rewritten()
         spans.append((at, at := at + len(tail) - begins))
     return spans
