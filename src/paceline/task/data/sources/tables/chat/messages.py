@@ -28,7 +28,9 @@ _CALL_FORM = '{"function": {"name": "...", "arguments": {...}}} for each call'
 _TOOLS_FORM = 'a list such as [{"type": "function", "function": {"name": "...", "parameters": {...}}}]'
 A_TEXT = f"a text in every row, or {LEAVE_OUT}"
 
-Message = Mapping[str, Any]
+Plain = Any  # plain data, as JSON has them
+Message = Mapping[str, Plain]
+Schema = Mapping[str, Plain]
 Messages = Sequence[Message]
 
 
@@ -37,7 +39,7 @@ class Conversation:
     """The messages of a row, and the tools that its assistant may call, as JSON schemas."""
 
     messages: Messages
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Schema] = ()
 
     def calls(self) -> list[str]:
         """Return the names of the functions that are called, in order."""
@@ -83,7 +85,7 @@ def _message(given: object, where: str) -> Message:
             content = _content(given.get(content_key), where)
             called = given.get("tool_calls") or given.get("function_call")
             if content is not None or called:
-                found: dict[str, Any] = {"role": ROLES.get(role, role)}
+                found: dict[str, object] = {"role": ROLES.get(role, role)}
                 found |= {} if content is None else {"content": content}
                 found |= {"tool_calls": _calls(called, where)} if called else {}
                 return found | _beside(given)
@@ -98,10 +100,10 @@ def _beside(given: Mapping[str, object]) -> dict[str, str]:
     return found if thought is None else {**found, **dict.fromkeys(REASONING[:2], thought)}
 
 
-def _calls(given: object, where: str) -> list[dict[str, Any]]:
+def _calls(given: object, where: str) -> list[Message]:
     """Return calls of tools as OpenAI writes them, with arguments that are read from JSON."""
     given = _from_json(given, where, "tool_calls", _CALL_FORM)
-    found = []
+    found: list[Message] = []
     for each in given if isinstance(given, list) else [given]:
         inner = each.get("function") if isinstance(each, Mapping) else None
         function = inner if isinstance(inner, Mapping) else each
@@ -113,12 +115,12 @@ def _calls(given: object, where: str) -> list[dict[str, Any]]:
             raise DamagedData(f"{where} calls '{name}' with arguments that have no names",
                               f"they are {json.dumps(arguments, default=str)[:40]}", _CALL_FORM)  # fmt: skip
         number = each.get("id") if isinstance(each, Mapping) else None
-        call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        call: dict[str, object] = {"type": "function", "function": {"name": name, "arguments": arguments}}
         found.append({"id": number, **call} if isinstance(number, str) else call)
     return found
 
 
-def _tools(given: object, where: str) -> Sequence[Mapping[str, Any]]:
+def _tools(given: object, where: str) -> Sequence[Schema]:
     """Return the tools of a row: none, a list of schemas, or such a list as JSON."""
     given = _from_json(given or [], where, TOOLS_FIELD, _TOOLS_FORM)
     if not isinstance(given, list) or not all(isinstance(each, Mapping) and name_of_tool(each) for each in given):
@@ -127,14 +129,14 @@ def _tools(given: object, where: str) -> Sequence[Mapping[str, Any]]:
     return given
 
 
-def name_of_tool(schema: Mapping[str, Any]) -> str:
+def name_of_tool(schema: Schema) -> str:
     """Return what a tool is called by, "" where its schema does not say."""
     inner = schema.get("function")
     name = (inner if isinstance(inner, Mapping) else schema).get("name")
     return name if isinstance(name, str) else ""
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: Plain) -> Plain:
     """Return plain data without fields that hold nothing: Arrow writes them where other rows have such a field."""
     if isinstance(value, Mapping):
         return {name: without_nulls(each) for name, each in value.items() if each is not None}

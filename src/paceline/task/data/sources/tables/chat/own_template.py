@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, Conversation, Messages
+from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, Conversation, Messages, Plain
 from paceline.task.data.sources.tables.chat.parts import TextPart
 from paceline.task.data.sources.tables.chat.spans import Spans, said_by_assistant
 from paceline.task.data.sources.tables.chat.templates import Template, TemplateRefusal
@@ -89,7 +89,7 @@ def of_tokenizer(tokenizer: str) -> Template:
     return segments
 
 
-def _compiled(source: str, tokenizer: str) -> Callable[[Any, Any, bool], str]:
+def _compiled(source: str, tokenizer: str) -> Callable[[object, object, bool], str]:
     """Return what renders messages and tools, and the beginning of an answer behind them where that is asked for."""
     try:
         from jinja2 import TemplateError, TemplateSyntaxError
@@ -103,7 +103,7 @@ def _compiled(source: str, tokenizer: str) -> Callable[[Any, Any, bool], str]:
         raise DataError(f"the chat template of the tokenizer '{tokenizer}' is no template", because,
                         OTHERS) from error  # fmt: skip
 
-    def render(messages: Any, tools: Any, prompt: bool) -> str:
+    def render(messages: object, tools: object, prompt: bool) -> str:
         try:
             return str(compiled.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
                                        **special))  # fmt: skip
@@ -142,7 +142,8 @@ def _environment() -> Any:
     return found
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None,
+             separators: tuple[str, str] | None = None,
              sort_keys: bool = False) -> str:  # fmt: skip
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -162,12 +163,12 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _spelt(special: list[str]) -> Callable[[Any], Any]:
+def _spelt(special: list[str]) -> Callable[[Plain], Plain]:
     """Return what puts the special tokens that plain data spell out between two characters of our own."""
     longest_first = sorted(special, key=len, reverse=True)
     token = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def spelt(value: Any) -> Any:
+    def spelt(value: Plain) -> Plain:
         if isinstance(value, str):
             if OWN_USE.search(value):
                 raise TemplateRefusal(
