@@ -190,6 +190,17 @@ def test_a_template_that_knows_nothing_of_tools_is_told(tmp_path: Path, template
             TEMPLATES[name](messages_of(TALKS["a call" if tools is None else "no call"], "here", "messages", tools))
 
 
+def test_a_template_that_takes_arguments_as_text_or_asks_for_the_date_is_answered(tmp_path: Path) -> None:
+    """DeepSeek V3 joins arguments to a text, and gpt-oss asks for a date without looking whether there is one."""
+    source = UNMARKED.replace("call.function.arguments | tojson", "call.function.arguments + strftime_now(' %Y')")
+    folder = write_folder(tmp_path, source)
+    segments = of_tokenizer(folder)(messages_of(TALKS["a call"], "here", "messages"))
+    assert '{"city": "Köln", "days": 2} 2026}' in "".join(segment.text for segment in segments if segment.counted)
+    source = "{% if strftime_now is defined %}{{ strftime_now(' %Y') }}{% endif %}" + UNMARKED
+    segments = of_tokenizer(write_folder(tmp_path, source))(messages_of(TALKS["a call"], "here", "messages"))
+    assert segments[0].text.startswith("<|im_start|>"), "where a template has another way it takes that"
+
+
 def test_a_template_that_rewrites_what_it_wrote_is_told(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "{{ messages | length }}{% for m in messages %} {{ m.content }}{% endfor %}")
     with pytest.raises(TemplateRefusal, match="rewrites"):

@@ -45,6 +45,18 @@ class Conversation:
         """Return the names of the functions that are called, in order."""
         return [call["function"]["name"] for message in self.messages for call in message.get("tool_calls", ())]
 
+    def with_arguments_as_text(self) -> Conversation:
+        """Return the same conversation, whose calls have their arguments as JSON."""
+        messages: list[Message] = []
+        for message in self.messages:
+            found = dict(message)
+            if calls := message.get("tool_calls"):
+                texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
+                found["tool_calls"] = [{**call, "function": {**call["function"], "arguments": text}}
+                                       for call, text in zip(calls, texts, strict=True)]  # fmt: skip
+            messages.append(found)
+        return Conversation(messages, self.tools)
+
 
 def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str) -> Conversation:
     """Return columns of a single turn as messages: what is asked, perhaps with what it is about, and the answer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 OTHERS = 'template = "chatml", "llama3" or "plain"'
 # Unicode has these for programs' own use: no text holds them.
 SPELT, SPELT_END, SAID, SAID_END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+DATE = date(2026, 1, 1)  # for a template that will not do without one: what a row is must not change from day to day
 OWN_USE = re.compile("[\ufdd0-\ufdd3]")
 
 
@@ -71,6 +72,18 @@ def of_tokenizer(tokenizer: str) -> Template:
     spelt = _spelt(special_tokens_of(tokenizer))
 
     def segments(conversation: Conversation) -> list[TextPart]:
+        try:
+            return written(conversation)
+        except TemplateRefusal:
+            if not conversation.calls():
+                raise
+            try:
+                return written(conversation.with_arguments_as_text())  # as DeepSeek V3 takes them
+            except TemplateRefusal:
+                pass
+            raise
+
+    def written(conversation: Conversation) -> list[TextPart]:
         messages, tools = spelt(list(conversation.messages)), spelt(list(conversation.tools)) or None
         while messages[-1]["role"] != LEARNT_ROLE:  # nothing is learnt of what follows the last answer
             messages.pop()
@@ -80,7 +93,7 @@ def of_tokenizer(tokenizer: str) -> Template:
 
         text, spans = _said(rendered(messages, False)) if marks_itself else said_by_assistant(rendered, messages)
         if tools and text == _said_or_nothing(lambda: render(messages, None, False)):
-            raise TemplateRefusal("it writes no tools")
+            raise TemplateRefusal("it writes no tools, so the column 'tools' would have no effect")
         uncalled = [{name: each for name, each in one.items() if name != "tool_calls"} for one in messages]
         if conversation.calls() and text == _said_or_nothing(lambda: render(uncalled, tools, False)):
             raise TemplateRefusal("it writes no calls of tools")
@@ -96,8 +109,11 @@ def _compiled(source: str, tokenizer: str) -> Callable[[object, object, bool], s
     except ImportError as error:
         raise MissingExtra("jinja2", "huggingface", "the tokenizer's own chat template") from error
     special = _special_tokens(tokenizer_config(_folder(tokenizer)))
+    environment = _environment()
+    if "strftime_now is defined" not in source:
+        environment.globals["strftime_now"] = DATE.strftime
     try:
-        compiled = _environment().from_string(source)
+        compiled = environment.from_string(source)
     except TemplateSyntaxError as error:
         because = f"{error.message}, in its line {error.lineno}"
         raise DataError(f"the chat template of the tokenizer '{tokenizer}' is no template", because,
@@ -113,9 +129,8 @@ def _compiled(source: str, tokenizer: str) -> Callable[[object, object, bool], s
     return render
 
 
-@lru_cache(1)
 def _environment() -> Any:
-    """Return the sandbox: what transformers gives to templates but the date, with which rows would change."""
+    """Return the sandbox: what transformers gives to templates but today's date, with which rows would change."""
     from jinja2 import nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
