@@ -174,7 +174,7 @@ class LabelSurvey:
         if not self.lists:
             self._refuse_unsplit(name)
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
-        because = "label_fields names a column for each" if data.label_fields else because
+        because = "they are columns of 0 and 1" if data.label_fields else because
         return Labels("multi_label", self._classes(data, counts, names, name), because)
 
     def _refuse_unsplit(self, name: str) -> None:
