@@ -64,7 +64,7 @@ def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str
     told = [_cell(values.get(name), where, name) for name in (asked, answered)]
     context = [_cell(values.get(name) or "", where, name) for name in about]  # it may be missing
     question = "\n\n".join(part for part in (told[0], *context) if part)
-    messages = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
+    messages: list[Message] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
     return Conversation(_with_something_to_learn(messages, where))
 
 
