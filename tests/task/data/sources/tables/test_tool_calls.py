@@ -88,12 +88,15 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def write_folder(folder: Path, template: str) -> str:
-    """Write a tokenizer of byte-level BPE and a template, and return the folder."""
+def write_folder(folder: Path, template: str, blanks: bool = False) -> str:
+    """Write a tokenizer and a template, and return the folder: byte-level BPE, or with `blanks` before a text."""
     package = pytest.importorskip("tokenizers")
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
+    if blanks:  # as SentencePiece's
+        tokenizer.pre_tokenizer = package.pre_tokenizers.Metaspace(prepend_scheme="first")
+        tokenizer.decoder = package.decoders.Metaspace(prepend_scheme="first")
     trainer = package.trainers.BpeTrainer(
         vocab_size=400, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
@@ -123,6 +126,16 @@ def test_tokens_and_what_counts_are_those_of_transformers(
     ((ids, counted),) = encode_segments(load_tokenizer(folder), [segments])
     assert ids.tolist() == reference["input_ids"]
     assert counted.tolist() == reference["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", ["a call and an answer", "no call"])
+def test_a_tokenizer_that_puts_a_blank_before_a_text_puts_none_into_a_conversation(tmp_path: Path, name: str) -> None:
+    """Contents were texts of their own, with a blank before each that the model would never see again."""
+    folder = write_folder(tmp_path, UNMARKED, blanks=True)
+    reference = theirs(folder, TALKS[name], [WEATHER], return_assistant_tokens_mask=True)
+    segments = of_tokenizer(folder)(messages_of(TALKS[name], "here", "messages", [WEATHER]))
+    ((ids, counted),) = encode_segments(load_tokenizer(folder), [segments])
+    assert ids.tolist() == reference["input_ids"] and counted.tolist() == reference["assistant_masks"]
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, UNMARKED], ids=["marked", "unmarked"])
