@@ -189,6 +189,8 @@ def test_a_column_of_0_and_1_for_each_class_is_several_labels(settled: Settle) -
                               ("list", [[1]], "neither 0 nor 1"), ("two", [2], "neither 0 nor 1")):  # fmt: skip
         with pytest.raises(PacelineError, match=told):
             settled(f"{name}.jsonl", lines_of([kinds, kinds | {"insult": given[0]}]), label_fields=fields)
+    table = settled("alone.jsonl", lines_of([kinds, kinds | {"toxic": 0}]), label_fields=("toxic", "threat"))
+    assert table.label_array("train").tolist() == [[1, 0], [0, 0]], "rows of one class alone tell it from none"
     for options, told in (({"label_fields": ("toxic", "thret")}, "'thret'"),
                           ({"label_fields": fields, "label_field": "toxic"}, "for each class"),
                           ({"label_fields": fields, "labels": "regression"}, "for each class"),

@@ -194,7 +194,10 @@ class LabelSurvey:
 
     def _classes(self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         seen = ordered_classes(counts)
-        if not seen or data.labels == "auto" or data.validation_fraction:  # else all rows may be a test set's
+        is_known = bool(data.label_fields)  # whichever of them rows have
+        if (
+            not seen or not is_known and (data.labels == "auto" or data.validation_fraction)
+        ):  # else it may be a test set
             check_classes(seen, self.column, name)
         return names or seen
 
