@@ -194,10 +194,9 @@ class LabelSurvey:
 
     def _classes(self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         seen = ordered_classes(counts)
-        is_known = bool(data.label_fields)  # whichever of them rows have
-        if (
-            not seen or not is_known and (data.labels == "auto" or data.validation_fraction)
-        ):  # else it may be a test set
+        # Rows may be of one class alone where columns say which there are, and in a test set.
+        may_be_one = data.label_fields or (data.labels != "auto" and not data.validation_fraction)
+        if not seen or not may_be_one:
             check_classes(seen, self.column, name)
         return names or seen
 
