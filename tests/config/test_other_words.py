@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[2]
         ("plan.gradient-checkpointing=true", "plan.recompute"),
         ("task.adapter.r=8", "task.adapter.rank"),
         ("task.adapter.kind=qlora", 'base_dtype = "nf4"'),
+        ("task.optimizer.groups=[{params = ['head.*']}]", 'match = ["'),  # 'arguments' is nearest in letters
+        ("task.optimizer.groups=[{match = ['head.*'], lr = 0.1}]", "lr_scale = "),  # task.optimizer.lr is of all
         ("task.class_weights=[1.0, 5.0]", "task.objective"),  # 'data'
         ("plan.precision=bfloat16", "'bf16'"),
         ("plan.goal=cheapest", "'money'"),

@@ -66,6 +66,16 @@ _OPTIONS: dict[str, str] = {
     for option_word in words.split()
 }  # fmt: skip
 
+# What is written -> the option that is meant where the table has it, whatever is meant elsewhere, and an example.
+_IN_TABLE: dict[str, tuple[str, str]] = {
+    option_word: (option, said)
+    for words, option, said in (
+        ("params parameters paramnames module modules layers pattern patterns", "match", 'match = ["encoder.*"]'),
+        ("lr learningrate lrmult lrmultiplier lrfactor", "lr_scale", "lr_scale = 0.1, a factor of task.optimizer.lr"),
+    )
+    for option_word in words.split()
+}
+
 # Values of other tools -> what is meant here, beside the choices of the option that they were given to.
 _VALUES: dict[str, str] = {
     "qlora": 'task.adapter = { kind = "lora", base_dtype = "nf4" }',
@@ -163,6 +173,9 @@ def option_meant(word: str, near: Iterable[str], elsewhere: Iterable[str] = ()) 
     `elsewhere` are the whole names of options that are called so in another table.
     """
     near, elsewhere, written = list(near), list(elsewhere), _plain(word)
+    option, here = _IN_TABLE.get(written, ("", ""))
+    if option in near:
+        return here
     said = "" if any(_plain(name) == written for name in near) else _OPTIONS.get(written, "")
     if said and not any(name in said for name in elsewhere):
         return said

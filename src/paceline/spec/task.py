@@ -122,6 +122,9 @@ class DataSpec(Declared, table="task.data"):
         "the column of a table that holds the label; empty takes label, labels, class, target or category, of CSV and"
         " JSON also sentiment, rating, score and the like",
     )
+    label_fields: tuple[str, ...] = option(
+        (), "columns of 0 and 1, one for each class: together they are the labels, of which a row may have several"
+    )
     prompt_field: str = option("prompt", "the column of a table that holds a prompt, of which no token counts")
     completion_field: str = option("completion", "the column that holds the completion of a prompt: its tokens count")
     messages_field: str = option(

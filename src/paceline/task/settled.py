@@ -225,7 +225,7 @@ def _settle_labels_asked(decided: _Decided) -> None:
 
 def _settle_objective(decided: _Decided, table: TextTable) -> None:
     assert table.labels is not None
-    if table.labels.classes:
+    if table.labels.classes and not decided.data.label_fields:  # which say what classes there are
         check_classes(set().union(*table.counts.values()), table.columns.names[1], table.corpus.what)
     if decided.data.labels == "auto":  # rows that come later do not make other labels of them
         decided.data_option("labels", table.labels.kind, table.labels.because)

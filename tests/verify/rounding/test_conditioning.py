@@ -264,6 +264,25 @@ def test_a_part_in_fp32_is_named() -> None:
     assert seen[NarrowHead].dtype == torch.float32 and "linear" in seen[NarrowHead].where
 
 
+class DroppingNet(Net):
+    """A network that drops inside of a module of torch's own, as the layers of `nn.TransformerEncoder` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.drop(super().forward(tokens))
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_draws_is_found_where_it_was_seen_while_formats_are_looked_at() -> None:
+    """The look's own frame ended the place of each draw, and a user was warned of owners that are a guess."""
+    given = task(DroppingNet)
+    assert narrowest_format(DroppingNet().double(), given, fp64(), given.data) == Narrowest(torch.float64)
+
+
 def whole(given: Task) -> CheckProof:
     return whole_batch(given, fp64(), ALONE, given.data, given.data.items_per_sample, 1, {})
 

@@ -22,17 +22,15 @@ from torch import Tensor
 
 from paceline.errors import ConfigError, DamagedData, DataError, suggestion
 from paceline.spec.data.labels import IGNORED
-from paceline.task.data.sources.tables.chat import (
-    TEMPLATES,
-    Messages,
-    Template,
-    TemplateRefusal,
-    encode_segments,
-    of_tokenizer,
-    own_template,
-    plain,
+from paceline.task.data.sources.tables.chat.messages import (
+    LEARNT_ROLE,
+    TOOLS_FIELD,
+    Conversation,
+    messages_of,
 )
-from paceline.task.data.sources.tables.messages import LEARNT_ROLE, messages_of
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.parts import encode_segments
+from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 FIELDS = ("prompt", "chosen", "rejected")
@@ -44,7 +42,7 @@ WRITTEN_BY = ("auto", "tokenizer", *TEMPLATES)
 class ChatPair:
     """Two conversations that end in the answers; `where` says which line they are of."""
 
-    conversations: tuple[Messages, Messages]
+    conversations: tuple[Conversation, Conversation]
     where: str
 
 
@@ -78,9 +76,9 @@ class PreferencePairs:
     def _written(self, pair: ChatPair) -> list[tuple[list[int], list[int]]]:
         """Return the tokens before each answer, and those of the answer: the last of the assistant's that count."""
         try:
-            segments = [self._template(messages) for messages in pair.conversations]
+            segments = [self._template(each) for each in pair.conversations]
         except TemplateRefusal as error:
-            raise DataError(f"{pair.where} does not fit the tokenizer's template", str(error),
+            raise DataError(f"{pair.where} does not fit the template", str(error),
                             'another template, such as "chatml"') from error  # fmt: skip
         found = []
         for tokens, counted in encode_segments(self._tokenizer, segments):
@@ -132,7 +130,7 @@ def _template_of(name: str, tokenizer: str) -> Template:
 def read_pairs(path: Path) -> list[AnswerPair]:
     """Return the pair of every line of a file."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # others than line feeds may stand in a text
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{path}' cannot be read", str(error), "a file of JSON lines in UTF-8") from error
     pairs = [_pair(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -150,7 +148,8 @@ def _pair(path: Path, number: int, line: str) -> AnswerPair:
     given = [record.get(field) if isinstance(record, Mapping) else None for field in FIELDS]
     prompt, chosen, rejected = given
     if isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list | None):
-        first, second = (_conversation(where, prompt, *side) for side in (("chosen", chosen), ("rejected", rejected)))
+        first, second = (_conversation(where, prompt, *side, record.get(TOOLS_FIELD))
+                         for side in (("chosen", chosen), ("rejected", rejected)))  # fmt: skip
         return ChatPair((first, second), where)
     if wrong := [field for field, text in zip(FIELDS, given, strict=True) if not isinstance(text, str)]:
         kinds = " and messages under others" if any(isinstance(each, list) for each in given) else ""
@@ -158,17 +157,18 @@ def _pair(path: Path, number: int, line: str) -> AnswerPair:
     return str(prompt), str(chosen), str(rejected)
 
 
-def _conversation(where: str, prompt: object, field: str, answer: list[object]) -> Messages:
+def _conversation(where: str, prompt: object, field: str, answer: list[object], tools: object) -> Conversation:
     """Return the messages up to the answer: the prompt's, unless those of the answer hold them already."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or [])  # type: ignore[call-overload]
     holds_it = len(answer) > 1 and (isinstance(prompt, str) or answer[: len(before)] == before)
     try:
-        messages = messages_of(answer if holds_it else [*before, *answer], where, field)
-        if holds_it and isinstance(prompt, str) and all(message["role"] == LEARNT_ROLE for message in messages):
-            messages = messages_of([*before, *answer], where, field)
+        found = messages_of(answer if holds_it else [*before, *answer], where, field, tools)
+        if holds_it and isinstance(prompt, str) and all(one["role"] == LEARNT_ROLE for one in found.messages):
+            found = messages_of([*before, *answer], where, field, tools)
     except DamagedData as error:
         raise DataError(error.what, error.because, FORM) from error
-    if messages[-1]["role"] != LEARNT_ROLE:
-        raise DataError(f"{where} has no answer", f"the last message under {field} is of '{messages[-1]['role']}'",
+    last = found.messages[-1]["role"]
+    if last != LEARNT_ROLE:
+        raise DataError(f"{where} has no answer", f"the last message under {field} is of '{last}'",
                         f"a message of the role '{LEARNT_ROLE}' at the end")  # fmt: skip
-    return messages
+    return found

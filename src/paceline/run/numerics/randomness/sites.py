@@ -19,6 +19,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 _OURS = (
     "paceline.run.numerics.randomness.",
     "paceline.task.entries_read",
+    "paceline.verify.rounding.narrow",
 )  # between a program and its caller, and not always there
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 

@@ -134,6 +134,17 @@ class FileTokenizer:
         finally:
             self._tokenizer.encode_special_tokens = True
 
+    def encode_placed(self, texts: Sequence[str]) -> list[tuple[Tokens, Tokens, Tokens]]:
+        """Return the ids of each text as `encode_special` does, and the characters at which each begins and ends."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        places = [np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) for encoding in encodings]
+        return [(np.asarray(encoding.ids, dtype=np.uint32), place[:, 0], place[:, 1])
+                for encoding, place in zip(encodings, places, strict=True)]  # fmt: skip
+
     def tokens(self) -> dict[str, int]:
         """Return the number of each token."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
@@ -180,8 +191,7 @@ def is_own(tokenizer: str) -> bool:
 
 def load_tokenizer(path: str) -> FileTokenizer:
     """Return the tokenizer of a tokenizer.json, or of a folder that holds one. Raises DataError where it cannot."""
-    file = Path(path.removeprefix(LEARNT)).expanduser()
-    file = file / TOKENIZER if file.is_dir() else file
+    file = _file_of(path)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -195,6 +205,23 @@ def load_tokenizer(path: str) -> FileTokenizer:
             f"tokenizer '{path}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
     return FileTokenizer(text, "bpe" if path.startswith(LEARNT) else file.name)
+
+
+def _file_of(path: str) -> Path:
+    file = Path(path.removeprefix(LEARNT)).expanduser()
+    return file / TOKENIZER if file.is_dir() else file
+
+
+def special_tokens_of(path: str) -> list[str]:
+    """Return the special tokens of a tokenizer.json, or of a folder that holds one; none where there is no such file.
+
+    The package that reads all of it is not needed.
+    """
+    try:
+        found = json.loads(_file_of(path).read_text(encoding="utf-8"))
+        return [str(each["content"]) for each in found["added_tokens"] if each.get("special")]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []  # `load_tokenizer` says what is wrong with it
 
 
 def special_text(tokenizer: Tokenizer) -> str:

@@ -142,7 +142,7 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
     ("entries.json", '[{"text": "a", "label": "b"}, 3]', "it is 3", "array of objects"),
     ("array.jsonl", json.dumps(LABELLED), "it is a list", "name it .json"),
     ("pairs.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "text_field", "preference_pairs"),
-    ("tools.jsonl", lines_of(TOOLS), "no template here writes calls", "skip"),
+    ("tools.jsonl", lines_of(TOOLS), "it is {}", "arguments"),
     ("odd.csv", csv_of("Ticket Nr.;Issue Text;is Urgent?", [("1", "a b", "0")], ";"), "is Urgent?",
      'text_field = "Issue Text"'),
     ("image.jsonl", lines_of([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]), "image_url",
@@ -172,6 +172,31 @@ def test_several_labels_in_a_field_may_be_none_and_are_not_taken_for_one(settled
     places = [("a", "Lyon/ France"), ("b", "Rome/ Italy"), ("c", "Lyon/ France")]
     table = settled("places.csv", csv_of("text;tags", places, ";"), label_field="tags", labels="multi_label")
     assert table.labels is not None and table.labels.classes == ("Lyon/ France", "Rome/ Italy")
+
+
+def test_a_column_of_0_and_1_for_each_class_is_several_labels(settled: Settle) -> None:
+    """In the columns' order, whatever rows there are: a class that no row has is one of them."""
+    rows = [("a", "1", "0", "1"), ("b", "0", "0", "0"), ("c", "0", "0", "1"), ("d", "1", "0", "0")]
+    head, fields = "id,text,toxic,threat,insult", ("toxic", "threat", "insult")
+    table = settled("jigsaw.csv", csv_of(head, [(str(at), *row) for at, row in enumerate(rows)]), label_fields=fields)
+    assert table.labels is not None and table.labels.kind == "multi_label" and table.labels.classes == fields
+    assert table.label_array("train").tolist() == [[int(cell) for cell in row[1:]] for row in rows]
+    assert any("'threat'" in told for told in table.told)
+    kinds = {"text": "a", "toxic": True, "threat": 0, "insult": 1.0}
+    table = settled("kinds.jsonl", lines_of([kinds, kinds | {"insult": "false"}]), label_fields=fields)
+    assert table.label_array("train").tolist() == [[1, 0, 1], [1, 0, 0]]
+    for name, given, told in (("half", [0.5], "neither 0 nor 1"), ("none", [None], "empty label"),
+                              ("list", [[1]], "neither 0 nor 1"), ("two", [2], "neither 0 nor 1")):  # fmt: skip
+        with pytest.raises(PacelineError, match=told):
+            settled(f"{name}.jsonl", lines_of([kinds, kinds | {"insult": given[0]}]), label_fields=fields)
+    table = settled("alone.jsonl", lines_of([kinds, kinds | {"toxic": 0}]), label_fields=("toxic", "threat"))
+    assert table.label_array("train").tolist() == [[1, 0], [0, 0]], "rows of one class alone tell it from none"
+    for options, told in (({"label_fields": ("toxic", "thret")}, "'thret'"),
+                          ({"label_fields": fields, "label_field": "toxic"}, "for each class"),
+                          ({"label_fields": fields, "labels": "regression"}, "for each class"),
+                          ({"label_fields": ("toxic", "toxic")}, "for each class")):  # fmt: skip
+        with pytest.raises(PacelineError, match=told):
+            settled("again.jsonl", lines_of([kinds, kinds]), **options)
 
 
 def parquet_of(**columns: list[Any]) -> bytes:

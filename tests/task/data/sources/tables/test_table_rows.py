@@ -204,6 +204,22 @@ def test_parquet_and_arrow_with_the_names_of_their_classes(tmp_path: Path) -> No
         assert table.label_array("train").tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize("feature", [
+    {"feature": {"names": ["neg", "pos", "mixed"], "_type": "ClassLabel"}, "_type": "List"},
+    [{"names": ["neg", "pos", "mixed"], "_type": "ClassLabel"}],
+])  # fmt: skip
+def test_lists_of_classes_that_have_names_are_those_classes(tmp_path: Path, feature: Any) -> None:
+    """Each row was twice as wide as there are classes, so every row but the first had labels of others."""
+    arrow = pytest.importorskip("pyarrow")
+    named = {b"huggingface": json.dumps({"info": {"features": {"labels": feature}}})}
+    schema = arrow.schema([("text", arrow.string()), ("labels", arrow.list_(arrow.int64()))], named)
+    rows = arrow.table({"text": ["a", "b", "c"], "labels": [[1], [0, 2], [2]]}, schema=schema)
+    pytest.importorskip("pyarrow.parquet").write_table(rows, tmp_path / "a.parquet")
+    table = open_table(DataSpec(f"table:{tmp_path / 'a.parquet'}", validation_fraction=0.0, cache_dir=str(tmp_path)))
+    assert table.labels is not None and table.labels.classes == ("neg", "pos", "mixed")
+    assert table.label_array("train").tolist() == [[0, 1, 0], [1, 0, 1], [0, 0, 1]]
+
+
 def test_what_of_a_folder_is_not_read_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     (folder / "inside").mkdir(parents=True)

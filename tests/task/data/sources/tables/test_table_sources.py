@@ -19,7 +19,10 @@ from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import filled_for
 from paceline.task.data.rows import packed_source
 from paceline.task.data.source import open_sources
-from paceline.task.data.sources.tables.chat import TextPart, chatml, encode_segments, llama3, of_tokenizer, plain
+from paceline.task.data.sources.tables.chat.messages import Conversation
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer
+from paceline.task.data.sources.tables.chat.parts import TextPart, encode_segments
+from paceline.task.data.sources.tables.chat.templates import chatml, llama3, plain
 from paceline.task.data.sources.tables.in_words import first_rows
 from paceline.task.data.sources.tables.store import open_table
 from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
@@ -135,7 +138,7 @@ def test_the_order_by_length_has_rows_of_a_batch_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", [plain, chatml, llama3])
 def test_of_a_conversation_what_the_assistant_says_counts(template: Any) -> None:
-    segments = template(TALK)
+    segments = template(Conversation(TALK))
     counted = "".join(segment.text for segment in segments if segment.counted)
     for said in ("Hello there", "See you"):
         assert said in counted
@@ -185,7 +188,7 @@ def test_marks_are_special_tokens_and_what_is_said_never_is(tmp_path: Path) -> N
     start, end = (tokenizer.encode_special([mark])[0].tolist() for mark in (b"<|im_start|>", b"<|im_end|>"))
     assert len(start) == len(end) == 1
     talk = [{"role": "user", "content": "say <|im_end|>"}, {"role": "assistant", "content": "<|im_end|> no"}]
-    ((ids, counted),) = encode_segments(tokenizer, [chatml(talk)])
+    ((ids, counted),) = encode_segments(tokenizer, [chatml(Conversation(talk))])
     assert ids.tolist().count(end[0]) == 2 and ids.tolist().count(start[0]) == 2  # one for each message
     assert len(ids) == len(counted) and set(counted.tolist()) == {0, 1}
     assert tokenizer.decode(ids[counted > 0]).startswith("<|im_end|> no")
@@ -199,12 +202,12 @@ def test_the_tokenizers_own_template_says_what_counts(tmp_path: Path) -> None:
         "chat_template": "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
                          "{% if add_generation_prompt %}[assistant] {% endif %}",
     }))  # fmt: skip
-    segments = of_tokenizer(str(tmp_path))(TALK)
+    segments = of_tokenizer(str(tmp_path))(Conversation(TALK))
     assert "".join(one.text for one in segments) == (
         "<s>[system] Be kind.\n[user] Hi\n[assistant] Hello there\n[user] Bye\n[assistant] See you\n"
     )
     assert "".join(one.text for one in segments if one.counted) == "Hello there\nSee you\n"
-    assert TextPart("Hello there", True) in segments
+    assert TextPart("Hello there\n", True, mark=True, goes_on=True) in segments
     with pytest.raises(DataError, match="no chat template"):
         of_tokenizer("bytes")
 
@@ -216,9 +219,9 @@ REFUSING += "{% if add_generation_prompt %}assistant: {% endif %}"
 
 @pytest.mark.parametrize(("template", "told", "hint"), [
     ("{% for m in messages %}{{ m.content }", "is no template unexpected '}', in its line 1", 'template = "chatml"'),
-    (REFUSING, "talks.jsonl, line 2 does not fit the tokenizer's template System role not supported", "on_bad"),
+    (REFUSING, "talks.jsonl, line 2 does not fit the template System role not supported", "on_bad"),
     ("{{ messages[0].content.nope.deeper }}", "line 1 does not fit", "on_bad"),
-    ("{{ 1 / 0 }}", "line 1 does not fit the tokenizer's template division by zero", "on_bad"),
+    ("{{ 1 / 0 }}", "line 1 does not fit the template division by zero", "on_bad"),
     ("{{ messages[7].content ~ messages[0]['no'] + 1 }}", "line 1 does not fit", "on_bad"),
 ])  # fmt: skip
 def test_a_template_that_fails_is_told_with_its_row(tmp_path: Path, template: str, told: str, hint: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import DataError, suggestion
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.tables.chat.messages import TOOLS_FIELD
 
 LABEL_NAMES = ("label", "labels", "class", "target", "category")
 # Of tables that are nothing else (CSV, TSV, JSON): a JSONL of documents may well have such a field beside its text.
@@ -34,13 +35,20 @@ class TableColumns:
     """
 
     kind: str
-    names: tuple[str, ...]  # labelled: text, label; completion: prompt, completion; chat: messages; text: text
+    names: tuple[str, ...]  # labelled: text, label or labels; completion: prompt, completion; chat: messages; text
     because: str
 
 
 def asked_by_dots(data: DataSpec) -> tuple[str, ...]:
     """Return the names of columns asked for that may be those of fields in columns, such as "meta.text"."""
-    asked = (data.text_field, data.label_field, data.prompt_field, data.completion_field, data.messages_field)
+    asked = (
+        data.text_field,
+        data.label_field,
+        *data.label_fields,
+        data.prompt_field,
+        data.completion_field,
+        data.messages_field,
+    )
     return tuple(name for name in asked if "." in name)
 
 
@@ -49,18 +57,21 @@ def is_kind_of_table(columns: Sequence[str], data: DataSpec) -> bool:
     if data.labels == "none":
         return False
     pair = {data.prompt_field, data.completion_field} <= set(columns)
-    asked = data.labels != "auto" or bool(data.label_field)
+    asked = data.labels != "auto" or bool(data.label_field or data.label_fields)
     talk = bool(_messages(columns, data) or _turn(columns, data))
     return talk or pair or asked or bool(_label_among(columns, data) and _text(columns, data))
 
 
 def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableColumns:
     """Return what the columns of the table `name` are. Raises DataError where that is not clear, naming them."""
+    if data.label_fields:
+        return _one_for_each_class(columns, data, name)
     label = _label_among(columns, data, (*LABEL_NAMES, *MORE_LABEL_NAMES)) if data.labels != "none" else ""
     text = _text(columns, data, label)
     if data.labels in ("auto", "none") and not data.label_field:
         if messages := _messages(columns, data):
-            return TableColumns("chat", (messages,), f"it has a column '{messages}'")
+            beside = f", and '{TOOLS_FIELD}' for its assistants" if TOOLS_FIELD in columns else ""
+            return TableColumns("chat", (messages,), f"it has a column '{messages}'{beside}")
         pair = (data.prompt_field, data.completion_field)
         if set(pair) <= set(columns):
             return TableColumns("completion", pair, f"it has columns '{pair[0]}' and '{pair[1]}'")
@@ -85,9 +96,41 @@ def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableCol
         hint = ""
         if unread and data.labels != "none":
             one = f'label_field = "{unread[0]}" takes it for the labels'
-            hint = f" ({one})" if len(unread) == 1 else " (label_field says which of them holds labels, if one does)"
+            hint = (
+                f" ({one})"
+                if len(unread) == 1
+                else " (label_field says which of them holds labels, if one does; label_fields, if each is a class)"
+            )
         return TableColumns("text", (text,), f"it has no column of labels ({', '.join(LABEL_NAMES)}){left}{hint}")
     return TableColumns("labelled", (text, label), f"it has columns '{text}' and '{label}'{left}")
+
+
+def _one_for_each_class(columns: Sequence[str], data: DataSpec, name: str) -> TableColumns:
+    """Return the columns of a table whose labels are in a column for each class."""
+    fields = data.label_fields
+    if data.label_field or data.labels not in ("auto", "multi_label") or len(set(fields)) != len(fields):
+        raise DataError(
+            "label_fields names a column for each class, of which a row may have several",
+            "a column is named twice" if len(set(fields)) != len(fields) else
+            f"label_field = '{data.label_field}' and labels = '{data.labels}' say otherwise",
+            "label_fields alone, each column once",
+        )  # fmt: skip
+    for field in fields:
+        if field not in columns:
+            raise DataError(
+                f"{name} has no column '{field}'",
+                f"label_fields names the columns of labels; the table has {_listed(columns)}",
+                suggestion(field, columns),
+            )
+    others = [column for column in columns if column not in fields]
+    text = _text(others, data, fields[0])
+    if not text:
+        raise _unclear(others, data, fields[0], name)
+    unread = _meaningful(others, text)
+    left = f"; not read: {', '.join(unread)}" if unread else ""
+    return TableColumns(
+        "labelled", (text, *fields), f"label_fields names a column for each of {len(fields)} classes{left}"
+    )
 
 
 def _messages(columns: Sequence[str], data: DataSpec) -> str:

@@ -74,6 +74,17 @@ def label_value(value: object, where: str, field: str, several: bool = False) ->
     return value
 
 
+def is_of_class(value: object, where: str, field: str) -> bool:
+    """Return whether a row is of the class that a column of 0 and 1 stands for. Raises DamagedData for other values."""
+    found = label_value(value, where, field)
+    number = {"true": 1.0, "false": 0.0}.get(str(found).lower(), None if isinstance(found, tuple) else _number(found))
+    if number not in (0.0, 1.0):
+        told = json.dumps(value, default=str)[:40]
+        raise DamagedData(f"{where}: '{field}' is neither 0 nor 1", f"it is {told}, in a column of label_fields",
+                          "0 or 1 in every row; label_field, for a column that holds the label itself")  # fmt: skip
+    return number == 1.0
+
+
 _LEAVE_OUT = 'a label for every row, or on_bad = "skip", which leaves such rows out and counts them'
 
 
@@ -163,6 +174,7 @@ class LabelSurvey:
         if not self.lists:
             self._refuse_unsplit(name)
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
+        because = "they are columns of 0 and 1" if data.label_fields else because
         return Labels("multi_label", self._classes(data, counts, names, name), because)
 
     def _refuse_unsplit(self, name: str) -> None:
@@ -182,7 +194,9 @@ class LabelSurvey:
 
     def _classes(self, data: DataSpec, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         seen = ordered_classes(counts)
-        if not seen or data.labels == "auto" or data.validation_fraction:  # else all rows may be a test set's
+        # Rows may be of one class alone where columns say which there are, and in a test set.
+        may_be_one = data.label_fields or (data.labels != "auto" and not data.validation_fraction)
+        if not seen or not may_be_one:
             check_classes(seen, self.column, name)
         return names or seen
 
@@ -212,7 +226,7 @@ def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str)
         return number
     if labels.kind == "classification":
         return _place(value, places, where)
-    row = np.zeros(len(places), dtype=np.uint8)
+    row = np.zeros(len(labels.classes), dtype=np.uint8)
     for part in _split(value):
         row[_place(part, places, where)] = 1
     return row

@@ -22,11 +22,15 @@ from paceline.task.data.sources.tables.json_rows import first_object, read_json
 
 
 class TableRecord(NamedTuple):
-    """One row: its origin in words, its values by column, and the split that the name of its file says, if any."""
+    """One row: its origin in words, its values by column, and the split that the name of its file says, if any.
+
+    `filled` says that fields a row does not have stand in it as nothing.
+    """
 
     origin: str
     values: dict[str, Any]
     split: str = ""
+    filled: bool = False
 
 
 def columns_of(listing: CorpusFiles, asked: Sequence[str] = ()) -> tuple[str, ...]:
@@ -58,10 +62,10 @@ def read_records(listing: CorpusFiles, damaged: Damaged, asked: Sequence[str] = 
     Raises DataError for a file that cannot be read.
     """
     for file in listing.files:
-        split = split_of(file.name)
+        split, filled = split_of(file.name), kind_of(file.name) in ("parquet", "arrow")
         try:
             for origin, values in _rows_of(file, damaged, asked):
-                yield TableRecord(origin, with_asked(values, asked), split)
+                yield TableRecord(origin, with_asked(values, asked), split, filled)
         except DamagedData as error:
             damaged.found(error)
 
@@ -161,5 +165,7 @@ def label_names(listing: CorpusFiles, column: str) -> tuple[str, ...]:
             schema = arrow_rows(stream)[0]
     told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = told.get("info", {}).get("features", {}).get(column, {})
-    feature = feature.get("feature", feature)  # of a list of classes
+    # Of a list of classes, in today's way of writing it and in an older one.
+    feature = feature[0] if isinstance(feature, list) and feature else feature
+    feature = feature.get("feature", feature) if isinstance(feature, dict) else {}
     return tuple(map(str, feature.get("names", ())))

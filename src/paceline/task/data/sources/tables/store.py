@@ -37,8 +37,9 @@ from paceline.task.data.sources.tables.survey import survey_table
 from paceline.task.data.sources.tables.write import COUNTED, LABELS, TABLE, write_table
 from paceline.units import format_count
 
-FORMAT = 3  # raise it when the same rows would give other files
-CHOICES = ("text_field", "labels", "label_field", "prompt_field", "completion_field", "messages_field", "template")
+FORMAT = 4  # raise it when the same rows would give other files
+CHOICES = ("text_field", "labels", "label_field", "label_fields", "prompt_field", "completion_field", "messages_field",
+           "template")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ from paceline.task.data.sources.held_out import document_hash, split_limit, spli
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.reading.arrow import UnreadableValue
 from paceline.task.data.sources.reading.nested import fields_of
-from paceline.task.data.sources.tables.chat import RowWriter, TextPart, own_template, writer_of
+from paceline.task.data.sources.tables.chat.messages import A_TEXT
+from paceline.task.data.sources.tables.chat.own_template import own_template
+from paceline.task.data.sources.tables.chat.parts import TextPart
+from paceline.task.data.sources.tables.chat.writer import RowWriter, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
-from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
-from paceline.task.data.sources.tables.messages import A_TEXT
+from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, is_of_class, label_value
 from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
 
 
@@ -68,7 +70,7 @@ class RowReader:
         held_out = {"validation": True, "train": False}.get(record.split)
         where = record.origin
         if self.writer is not None:
-            segments = self.writer.segments(record.values, where)
+            segments = self.writer.segments(record.values, where, record.filled)
             if not any(segment.counted and segment.text for segment in segments):
                 raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
             return _checked(TableRow(where, segments, None, held_out))
@@ -82,9 +84,15 @@ class RowReader:
         text = record.values.get(column)
         if not isinstance(text, str):
             raise _no_text(where, column, text)
+        return _checked(TableRow(where, [TextPart(text, True)], self._label(record, labels), held_out))
+
+    def _label(self, record: TableRecord, columns: list[str]) -> object:
+        """Return a row's label, None where there is none: the classes it has, where each has a column."""
+        where, values = record.origin, record.values
+        if self.data.label_fields:
+            return tuple(name for name in columns if is_of_class(values.get(name), where, name))
         several = self.data.labels == "multi_label"
-        label = label_value(record.values.get(labels[0]), where, labels[0], several) if labels else None
-        return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
+        return label_value(values.get(columns[0]), where, columns[0], several) if columns else None
 
 
 def _no_text(where: str, column: str, value: object) -> DamagedData:
@@ -167,7 +175,7 @@ def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
             f"{name} holds no rows to train on", f"{len(listing.files):,} files were read{held}{left}",
             "name other data",
         )  # fmt: skip
-    names = label_names(listing, seen.column) if seen is not None else ()
+    names = data.label_fields or (label_names(listing, seen.column) if seen is not None else ())
     labels = seen.decide(data, name, names) if seen is not None else None
     limit = 0 if named else split_limit(values, data.validation_fraction)
     if not named and max(values) < limit:

@@ -20,7 +20,7 @@ from paceline.task.data.sources.documents import LIST_DOCUMENTS, Damaged
 from paceline.task.data.sources.held_out import document_hash
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import write_manifest
-from paceline.task.data.sources.tables.chat import encode_segments
+from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.labels import Labels, encode_label, places_of
 from paceline.task.data.sources.tables.survey import TableRow, TableSurvey
 from paceline.task.data.sources.tokenizer import (

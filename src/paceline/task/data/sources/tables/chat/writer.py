@@ -1,0 +1,76 @@
+"""Writes rows of prompts with completions, and of conversations, as parts of text of which some counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import DamagedData
+from paceline.spec.task import DataSpec
+from paceline.task.data.sources.tables.chat.messages import (
+    A_TEXT,
+    LEAVE_OUT,
+    TOOLS_FIELD,
+    Conversation,
+    messages_of,
+    turn_messages,
+    without_nulls,
+)
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.parts import TextPart
+from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
+from paceline.task.data.sources.tables.columns import TableColumns
+
+OTHER_TEMPLATE = f'another template, such as "chatml", or {LEAVE_OUT}'
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writes a row of prompts and completions, or of messages, as segments. `told` says how, for people."""
+
+    columns: TableColumns
+    template: Template
+    told: str
+
+    def segments(self, values: Mapping[str, object], where: str, filled: bool = False) -> list[TextPart]:
+        """Return the segments of a row. Raises DamagedData where it holds no text, or nothing that counts.
+
+        `filled` says that fields a row does not have stand there as nothing, as Arrow has them.
+        """
+        if self.columns.kind == "completion":
+            prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
+            return [TextPart(prompt, False), TextPart(completion, True)]
+        names = self.columns.names
+        if len(names) > 1:
+            return self._written(turn_messages(values, names, where), where)
+        told, tools = (values.get(name) for name in (names[0], TOOLS_FIELD))
+        if filled:
+            told, tools = without_nulls(told), without_nulls(tools)
+        return self._written(messages_of(told, where, names[0], tools), where)
+
+    def _written(self, conversation: Conversation, where: str) -> list[TextPart]:
+        try:
+            return self.template(conversation)
+        except TemplateRefusal as error:
+            what = f"{where} does not fit the template"
+            raise DamagedData(what, str(error), OTHER_TEMPLATE) from error
+
+
+def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
+    """Return what writes the rows of a table. Raises DataError for a template that cannot be had."""
+    if columns.kind == "completion":
+        return RowWriter(columns, plain, "a prompt, then its completion, whose tokens count")
+    name = data.template
+    if name == "auto":
+        name = "tokenizer" if own_template(data.tokenizer) else "plain"
+    if name == "tokenizer":
+        return RowWriter(columns, of_tokenizer(data.tokenizer), "conversations by the tokenizer's own chat template")
+    return RowWriter(columns, TEMPLATES[name], f"conversations by the template '{name}'")
+
+
+def _text(value: object, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise DamagedData(f"{where}: '{field}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
+                          A_TEXT)  # fmt: skip
+    return value
