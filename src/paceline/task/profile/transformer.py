@@ -21,10 +21,10 @@ MASK = 0.5  # a dropout mask of one byte, in elements of two
 # Elements that one fused kernel reads and writes for each element of its output, in the forward pass.
 NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3, 3
 # GPT-2's activation in pieces, `0.5 x (1 + tanh(c (x + 0.044715 pow(x, 3))))`: eight operators read and write 18 values
-# for each in the forward pass, eleven and the sums of its three gradients 28 in the backward pass; kept are the tanh
-# and both factors of the last product, and under autocast, where `pow` and all after it are in fp32, in 7 elements of 2
-# bytes instead of 3 (what autocasts to fp32 stands in torch's page of torch.amp). Launched are 19 in place of 2.
-PIECES_MOVES, PIECES_KEPT, PIECES_OPERATORS = (18 + 28) / 3, 7, 6
+# for each in the forward pass, and 28 in the backward pass, the sums of its three gradients among them. Kept besides
+# what one kernel keeps are the tanh and both factors of the last product, and under autocast, where `pow` and all after
+# it are in fp32 (torch's page of torch.amp has the list), 6 elements of 2 bytes in place of 3. Launched are 19 for 2.
+PIECES_MOVES, PIECES_KEPT, PIECES_OPERATORS = (18 + 28) / 3, 6, 6
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
