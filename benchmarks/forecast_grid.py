@@ -70,7 +70,7 @@ TASKS = {
 SLOW = {"slow network": {"SLOW_BYTES_PER_SECOND": "125e6", "SLOW_SECONDS": "2e-4"}}  # a gigabit, and 0.2 ms
 LITTLE = (0.9, 0.95, 1.0)  # of what copies are forecast to need, headroom aside: the least in which any plan fits
 COMMON = ["cluster.device=cpu", "cluster.learn=false", "plan.precision=fp32", "plan.recompute=none",
-          "task.stop=1000 steps"]  # fmt: skip
+          "task.stop=1000 steps", "run.checkpoints.asynchronous=off"]  # the worker saves nothing  # fmt: skip
 QUICK = ["task.data.seq_len=32", "task.global_batch=4 samples"]
 LIMIT_SECONDS = 180.0  # of a few plans of one task on one number of processes
 TOGETHER = 8  # plans that take turns

@@ -261,3 +261,27 @@ def test_what_notes_say_of_flash_attention_holds_for_the_model_they_name(notes: 
     )
     shape, _ = shape_of(row)
     assert shape is not None and shape.flash is flash
+
+
+GPT2 = replace(LLAMA, arch="gpt", model="gpt2-xl", program="transformers", notes="", compile=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_pieces"),
+    [
+        ({}, True),
+        ({"model": "gpt-neo-1.3b"}, True),
+        ({"model": "gptj-6b", "program": "accelerate"}, True),
+        ({"program": "pytorch-ddp", "notes": "GPT-2 of Transformers; AMP"}, True),
+        ({"program": "pytorch-fsdp1", "notes": "p3.8xlarge; minGPT's NewGELU"}, True),
+        ({"program": "megatron-lm"}, False),
+        ({"model": "gpt-neox-20b"}, False),
+        ({"model": "falcon-7b"}, False),
+        ({"notes": "fused GELU"}, False),
+        ({"compile": 1}, False),
+    ],
+)
+def test_gpt2_by_transformers_computes_its_activation_in_pieces(changes: dict[str, object], in_pieces: bool) -> None:
+    """Its configuration's `gelu_new` is eight operators, which a compiler or a fused kernel makes one of."""
+    shape, _ = shape_of(replace(GPT2, **changes))  # type: ignore[arg-type]
+    assert shape is not None and shape.gelu_in_pieces is in_pieces

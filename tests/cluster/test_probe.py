@@ -224,6 +224,51 @@ def test_what_a_second_pass_leaves_out_stays():
     assert found["matmul"]["fp16"] == first["matmul"]["fp16"] and found["collectives"] is found["steps"] is None
 
 
+def test_what_disturbs_steps_on_a_few_tokens_is_seen_though_long_steps_hide_it():
+    """28 ms more in four units of a few tokens are 7 ms a unit: lost in a step of 300 ms, and most of one of 8."""
+    calm, disturbed = one_pass(1.0), one_pass(1.0)
+    disturbed["steps"] = {**disturbed["steps"], "few_sharded_seconds": 36e-3}
+    steps = fastest(calm, disturbed)["steps"]
+    assert steps == fastest(disturbed, calm)["steps"] == calm["steps"]
+    late = one_pass(1.0)
+    late["steps"] = {**late["steps"], "moved_seconds": 0.32, "sharded_seconds": 0.9}
+    assert fastest(calm, late)["steps"] == calm["steps"], "and the other way round"
+
+
+@pytest.mark.parametrize(("took", "calls", "counted"), [(0.4, 3, 2), (0.1, 5, 3)])
+def test_a_call_that_is_longer_than_its_slot_is_not_made_once_for_nothing(monkeypatch, took, calls, counted):
+    """The first one warms up. Of 0.4 s in slots of 0.25 the second counts; of 0.1 it says how many fit, which is 3."""
+    clock, rank, made = {"now": 0.0}, object.__new__(Rank), []
+    rank.kind, rank.knows_own_time, rank.slot_seconds = "cpu", False, 0.25
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.process_time", lambda: clock["now"])
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+
+    def call() -> None:
+        made.append(1)
+        clock["now"] += took
+
+    timed = rank.time(call)
+    assert (len(made), timed["repeats"]) == (calls, counted) and timed["seconds"] == pytest.approx(took)
+
+
+def test_the_steps_that_all_terms_are_multiplied_by_are_timed_at_two_moments_of_a_pass(monkeypatch):
+    """The host took a fifth of the speed away at the first of them: the second counts, and a drift of 25 % is told."""
+    moments = iter([1.25e-3, 1.0e-3])
+    timed = {"seconds": 1e-3, "spread": 0.1, "repeats": 2}
+    others = ("launch_times", "collective_times", "step_times", "passes_by_rows", "attention_rates", "optimizer_rate",
+              "memory_rates")  # fmt: skip
+    for name in others:
+        monkeypatch.setattr(worker, name, lambda *args, **kwargs: {})
+    monkeypatch.setattr(worker, "matmul_rates", lambda *args: {"fp32": [{"flops": 1e9}]})
+    monkeypatch.setattr(worker, "block_times", lambda *args: [{**timed, "seconds": next(moments)}])
+    rank = object.__new__(Rank)
+    rank.kind, rank.trial = "cpu", False
+    monkeypatch.setattr(Rank, "any", lambda self, condition: condition)
+    (block,) = worker.one_pass(rank)["blocks"]
+    assert (block["seconds"], block["drift"], block["repeats"]) == (1e-3, pytest.approx(0.25), 4)
+
+
 def one_pass(scale: float) -> dict:
     timed = {"seconds": 1e-3 * scale, "spread": 0.1, "repeats": 5}
     rate = {"at": 64, "flops": 1e9 / scale, **timed}
@@ -234,7 +279,7 @@ def one_pass(scale: float) -> dict:
         "launch": {"plain": timed, "autograd": timed}, "collectives": {**group, "groups": {"2": group}},
         "steps": {
             "plain_seconds": 0.1 * scale, "sharded_seconds": 0.2 * scale, "moved_seconds": 0.3 * scale,
-            "work_seconds": 4e-3 * scale, "few_plain_seconds": 4e-3, "few_sharded_seconds": 8e-3 * scale,
+            "work_seconds": 4e-3 * scale, "few_plain_seconds": 4e-3 * scale, "few_sharded_seconds": 8e-3 * scale,
             "few_kept_seconds": 1e-3, "units": 4,
         },
         "matmul": {"fp32": [rate]},

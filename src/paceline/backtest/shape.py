@@ -23,6 +23,12 @@ KV_HEADS = {"llama3": 8, "llama2-70b": 8, "mistral-7b": 8, "mixtral": 8, "gpt-os
 HEAD_NORMS = ("qwen3",)  # families whose queries and keys are normalised
 # Tokens back that layers attend to, and of so many layers one that attends to all (`sliding_window`, `layer_types`).
 WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistral-7b-v0.1": (4096, 0)}
+# Families whose modules in Transformers have GPT-2's activation in pieces (`NewGELUActivation` of activations.py, read
+# 2026-11-29, by the default `activation_function = "gelu_new"` of their configurations, from memory; GPT-NeoX has
+# torch's GELU), and what notes say of it.
+NEW_GELU = re.compile(r"^(?:distil)?gpt-?(?:2|j|neo(?!x))")
+SAID_IN_PIECES, SAID_FUSED = re.compile(r"gelu_?new|new_?gelu"), re.compile(r"fused gelu")
+OF_TRANSFORMERS = re.compile(r"\bof transformers\b")
 # Chips that FlashAttention was never made for: it needs Turing at least (Dao-AILab/flash-attention, README.md). torch's
 # own kernel runs on them, since 2023.
 BEFORE_FLASH = ("V100", "P100")
@@ -167,8 +173,22 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         shape = replace(
             shape, selective_products=program.selective_products, selective_experts=program.selective_grouped
         )
+    shape = replace(shape, gelu_in_pieces=_has_gelu_in_pieces(row))
     of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
     return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
+
+
+def _has_gelu_in_pieces(row: StepRow) -> bool:
+    """Return whether a row's model computes GELU an operator after the other: as its notes say, else as its modules do.
+
+    Example: GPT-2 by Transformers does, unless it was compiled, and an OPT or a GPT-NeoX by the same does not.
+    """
+    notes = row.notes.lower()
+    if SAID_FUSED.search(notes) or row.compile:
+        return False
+    is_module = is_around_transformers(row.program) or OF_TRANSFORMERS.search(notes)
+    named = row.arch == "gpt" and is_module and NEW_GELU.match(row.model.lower())
+    return bool(named or SAID_IN_PIECES.search(notes))
 
 
 def _noted_unfused(row: StepRow) -> bool:

@@ -133,6 +133,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         learnt=learnt,
         measured=measured,
         scored=spec.task.selection.scored,
+        stages=spec.run.stages_within(prepared.steps),
     )
     found = replace(found, precision_because=because) if because else found
     forecast, grows = _with_growth(prepared, found)

@@ -132,6 +132,15 @@ class RunSpec(Declared, table="run"):
             return f"the money limit of ${self.usd_limit:g} is reached"
         return ""
 
+    def stages_within(self, steps: int) -> bool:
+        """Return whether a run of so many steps saves beside training on its way, where the host has room for it.
+
+        Example: 60 steps with a checkpoint every 100 save at the end alone, when no step comes any more.
+        """
+        every, in_memory = self.checkpoint_every, self.checkpoints.memory_every
+        on_the_way = every is not None and not (every.unit == "steps" and every.value >= steps)
+        return self.checkpoints.asynchronous != "off" and (on_the_way or in_memory is not None)
+
     def refuse_contradictions(self) -> None:
         """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits, and for a
         budget that is shared by a tag which the run does not have."""

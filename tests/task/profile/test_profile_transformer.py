@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.task.models.sizes import NAMED_SIZES
 from paceline.task.profile.decoder import profile_decoder
@@ -51,6 +55,51 @@ def test_mixtures_have_the_printed_parameters(
     profile = shape.profile()
     assert profile.parameters / 1e9 == pytest.approx(total_billion, rel=0.003)
     assert profile.active_parameters / 1e9 == pytest.approx(active_billion, rel=0.025)
+
+
+def new_gelu(x: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """GPT-2's activation as Transformers and minGPT write it; `wide` is what `pow` reads: fp32 under autocast."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(wide, 3.0))))
+
+
+class Moved(TorchDispatchMode):
+    """Counts elements that operators read and write, and the operators; views move nothing."""
+
+    elements = operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and "detach" not in str(func):
+            self.operators += 1
+            self.elements += sum(
+                item.numel() for item in (*args, found) if isinstance(item, torch.Tensor) and item.dim()
+            )
+        return found
+
+
+def test_an_activation_in_pieces_moves_and_keeps_what_torch_does_in_both_of_its_passes() -> None:
+    """18 and 28 values for each, and 19 launches, where one fused kernel has 2 in each of three passes.
+
+    Where the inputs of `pow` are cast to fp32, as under autocast, 14 bytes are kept for each value, where one kernel
+    keeps its input, which is 2.
+    """
+    count = 1000
+    x, gradient = torch.randn(count, requires_grad=True), torch.randn(count)
+    with Moved() as forward:
+        y = new_gelu(x, x)
+    with Moved() as backward:
+        torch.autograd.grad(y, x, gradient)
+    plain, pieces = GPT3.profile().blocks[1], replace(GPT3, gelu_in_pieces=True).profile().blocks[1]
+    values = GPT3.seq_len * GPT3.ffn
+    assert (forward.elements, backward.elements) == (18 * count, 28 * count)
+    assert 3 * (pieces.moved_elements - plain.moved_elements) == (18 + 28 - 3 * 2) * values
+    assert forward.operators + backward.operators == 19 and pieces.operators - plain.operators == round((19 - 2) / 3)
+    kept: dict[int, int] = {}
+    half = torch.randn(count, dtype=torch.bfloat16, requires_grad=True)
+    with saved_tensors_hooks(lambda saved: kept.update({saved.data_ptr(): saved.nbytes}) or saved, lambda saved: saved):
+        y = new_gelu(half, half.float())
+    assert y.dtype == torch.float32 and half.data_ptr() not in kept and sum(kept.values()) == 14 * count
+    assert 2 * (pieces.saved_elements - plain.saved_elements) == (14 - 2) * values
 
 
 def test_a_layer_keeps_the_bytes_of_korthikanti() -> None:

@@ -84,14 +84,14 @@ class Rank:
 
         call()
         self.synchronize()
-        begin = time.perf_counter()
+        begin, ran = time.perf_counter(), time.process_time()
         call()
         self.synchronize()
-        once = time.perf_counter() - begin
+        ran, once = time.process_time() - ran, time.perf_counter() - begin
         batch = 1 if repeats else min(1000, max(1, math.ceil(1e-3 / max(once, 1e-7))))
         dist.barrier()
-        samples: list[float] = []
-        own: list[float] = []
+        counts = not repeats and once > self.slot_seconds  # what is longer than its slot is not done once for nothing
+        samples, own = ([once], [ran]) if counts else ([], [])
         end = time.perf_counter() + self.slot_seconds
         while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < LEAST):
             begin, ran = time.perf_counter(), time.process_time()

@@ -30,6 +30,7 @@ class TaskOnCluster:
     learnt: Learnt | None = None  # what finished runs on this machine say; None: nothing, or it is not asked
     measured: Mapping[str, TaskMeasurement] = field(default_factory=dict)  # of the task itself, by precision
     scored: int = 0  # candidates that are scored for each sample that is trained on; 0 where none are
+    stages: bool = False  # whether a run saves beside training, from a copy of its state in host memory
 
     def rates(self, precision: str) -> Rates:
         """Return the device's rates in a precision; looked up once."""

@@ -23,6 +23,7 @@ from paceline.plan.cost.intervals import (
 )
 from paceline.plan.cost.memory.offload import offload_components
 from paceline.plan.cost.memory.peak_memory import memory_components
+from paceline.plan.cost.memory.staged import staged_components
 from paceline.plan.cost.memory.usable import flush_components, needed
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import PACELINE, Software
@@ -83,6 +84,7 @@ def time_components(sheet: Sheet) -> list[Component]:
 def held_components(sheet: Sheet) -> list[Component]:
     """Return the bytes on every plan's fullest device, by component."""
     formulas = memory_components(sheet)
+    formulas += staged_components(sheet, formulas)
     return [*formulas, *learnt_memory(sheet, formulas)]
 
 

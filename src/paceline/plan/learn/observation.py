@@ -38,6 +38,7 @@ class Observation:
     step_seconds: float
     spread: float  # relative standard deviation of those steps, from their quartiles
     peak_bytes: float | None = None
+    staged: bool = False  # whether the peak holds a copy of the state that saves beside training are made from
     # Of its computing time, the part in which a lone process had its core: less where others were at work too.
     core_share: float | None = None
     forecast: dict[str, float] = field(default_factory=dict)  # seconds per step by term, as they were announced

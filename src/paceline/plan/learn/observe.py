@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.cluster.plain import cluster_from_dict
 from paceline.errors import DataError
+from paceline.plan.cost.memory import staged
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
 from paceline.spec.cluster import Cluster
@@ -109,6 +110,7 @@ def _observation(run_dir: Path, start: RunStarted, records: list[Record], steps:
         step_seconds=median,
         spread=(quartiles[2] - quartiles[0]) / IQR_SIGMAS / median,
         peak_bytes=max(peaks, default=None),
+        staged=any(term["name"] == staged.NAME for term in start.forecast.get("memory", ())),
         core_share=_core_share(steps) if start.world_size == 1 else _core_share_of_ranks(records, start, cluster),
         forecast={term["name"]: float(term["value"]) for term in start.forecast["time"]},
         measured={name: statistics.median(step.seconds.get(name, 0.0) for step in steps) for name in steps[-1].seconds},

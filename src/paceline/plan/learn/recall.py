@@ -58,7 +58,7 @@ def forecast_runs(observations: Sequence[Observation], cluster_of: ClusterOf) ->
         if cluster is not None:
             # What is priced together is one task on one cluster, and agrees in what columns hold for all plans.
             common = tuple(getattr(one.plan, name) for name in COMMON)
-            key = (one.task, one.profile.fills, id(cluster), *common)
+            key = (one.task, one.profile.fills, one.staged, id(cluster), *common)
             groups.setdefault(key, []).append((one, cluster))
     found = {id(run.observation): run for group in groups.values() for run in _forecast(group)}
     return [found[id(one)] for one in observations if id(one) in found]
@@ -68,7 +68,9 @@ def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
     """Return runs of one task, cluster and batch with what the formulas say of them, learning aside."""
     first, cluster = group[0]
     measured = read_measurements(first.task, cluster)
-    context = PricedTask(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
+    context = PricedTask(
+        first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured, stages=first.staged
+    )
     sheet = context.sheet(*(one.plan for one, _ in group))
     time, memory = time_components(sheet), held_components(sheet)
     hosts = host_shares(sheet, time)

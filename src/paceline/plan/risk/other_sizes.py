@@ -79,6 +79,7 @@ def _best_there(planned: Choice, prepared: Prepared, cluster: Cluster) -> tuple[
             optimizer=optimizer_key(prepared.spec.task.optimizer),
             coarse=True,
             scored=planned.spec.task.selection.scored,
+            stages=planned.spec.run.stages_within(planned.steps),
         )
     except (DoesNotFit, ConfigError):  # ConfigError: stated degrees do not make that number of devices
         return None, None

@@ -55,6 +55,7 @@ def search(
     learnt: Learnt | None = None,
     measured: Mapping[str, TaskMeasurement] | None = None,
     scored: int = 0,
+    stages: bool = False,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
@@ -67,7 +68,7 @@ def search(
     """
     search_once = functools.partial(
         _search, profile, cluster, batch_samples=batch_samples, steps=steps, optimizer=optimizer, goodput=goodput,
-        coarse=coarse, learnt=learnt, measured=measured, scored=scored,
+        coarse=coarse, learnt=learnt, measured=measured, scored=scored, stages=stages,
     )  # fmt: skip
     found = _frozen_best(search_once, profile, cluster, constraints)
     if constraints.precision != "auto" or cluster.device.kind != "cpu" or found.best.plan.precision == "fp32":
@@ -125,11 +126,13 @@ def _search(
     learnt: Learnt | None,
     measured: Mapping[str, TaskMeasurement] | None,
     scored: int,
+    stages: bool,
 ) -> SearchResult:
     """Return what `search` does, of plans that hold frozen models in one way."""
     context = PricedTask(
-        profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {}, scored=scored
-    )
+        profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {}, scored=scored,
+        stages=stages,
+    )  # fmt: skip
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)

@@ -20,6 +20,11 @@ from paceline.task.profile.aligned import unaligned_flops
 MASK = 0.5  # a dropout mask of one byte, in elements of two
 # Elements that one fused kernel reads and writes for each element of its output, in the forward pass.
 NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3, 3
+# GPT-2's activation in pieces, `0.5 x (1 + tanh(c (x + 0.044715 pow(x, 3))))`: eight operators read and write 18 values
+# for each in the forward pass, and 28 in the backward pass, the sums of its three gradients among them. Kept besides
+# what one kernel keeps are the tanh and both factors of the last product, and under autocast, where `pow` and all after
+# it are in fp32 (torch's page of torch.amp has the list), 6 elements of 2 bytes in place of 3. Launched are 19 for 2.
+PIECES_MOVES, PIECES_KEPT, PIECES_OPERATORS = (18 + 28) / 3, 6, 6
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
@@ -81,6 +86,7 @@ class TransformerShape:
     window: int = 0  # tokens back that a causal layer attends to; 0: all
     full_every: int = 0  # of layers with a window, every so many-th attends to all; 0: none
     head_norm: bool = False  # whether queries and keys are normalised
+    gelu_in_pieces: bool = False  # whether GELU's tanh form is an operator after the other, trained under autocast
 
     def profile(self) -> ModelProfile:
         """Return the profile: embedding, layers, final norm, head with its loss."""
@@ -176,13 +182,13 @@ def _layer(shape: TransformerShape) -> BlockProfile:
     # Two products of 2 x pairs x width each. Fused attention leaves out what the mask hides.
     pair_flops = 2.0 * seq * seq * (attention.queries + attention.output)
     shown = _shown_share(shape) if shape.causal and shape.flash else 1.0
-    activation = (SWIGLU_MOVES if shape.gated else GELU_MOVES) * ffn
+    activation = (SWIGLU_MOVES if shape.gated else PIECES_MOVES if shape.gelu_in_pieces else GELU_MOVES) * ffn
     rotary = ROTARY_MOVES * (attention.queries + attention.keys) if shape.positions == "rotary" else 0
     score_moves = scores * (SCORE_MOVES + (SCORE_DROPOUT_MOVES if shape.dropout else 0))
     # Kept: the inputs of two norms and of what reads them, queries, keys, values, attention's output, and of the
     # activation its inputs and its result; masks of two dropouts.
     linear = 4 * hidden + attention.queries + narrow + attention.output + matrices * ffn + 2 * mask * hidden
-    linear += attention.kept
+    linear += attention.kept + PIECES_KEPT * ffn * shape.gelu_in_pieces
     # Kept under selective recompute: all but attention's core (Korthikanti, section 5), or the block's input and the
     # outputs of attention and of products.
     kept_attention = attention.output + 2 * heads
@@ -207,7 +213,12 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         selective_elements=float(seq * selective),
         input_elements=float(seq * hidden),
         transient_elements=float(seq * (max(ffn, scores) + hidden)) / 2,  # gradients, in the compute dtype
-        operators=len(products) + 2 + 4 + (2 if shape.flash else 5) + (2 if attention.normed else 0),
+        operators=len(products)
+        + 2
+        + 4
+        + (2 if shape.flash else 5)
+        + (2 if attention.normed else 0)
+        + PIECES_OPERATORS * shape.gelu_in_pieces,
         matmul_width=_width(products),
         recomputable=True,
         kv_elements=float(seq * narrow),
