@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tensor_models
 import torch
+import torch.nn.functional as F
 from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, device_here, run_steps, world_here
@@ -208,6 +209,32 @@ def test_what_would_compute_something_else_is_an_error(kind: str, reason: str) -
     with pytest.raises(ConfigError) as error:
         run_ranks(losses, 2, task, plan_of(TP2, batch=6))
     assert reason in str(error.value)
+
+
+def plain_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cross-entropy of logits, taken for a plain tensor."""
+    logits, labels = model(batch["tokens"]), batch["labels"]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum()
+
+
+def loss_of_whole(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same with a z-loss, of logits that are made whole where ranks share them."""
+    logits, labels = model(batch["tokens"]), batch["labels"]
+    logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return loss + 1e-2 * (logits.logsumexp(-1).square() * (labels != -100)).sum(), (labels != -100).sum()
+
+
+@pytest.mark.parametrize("layout", [TP2, TP2_SHARD2], ids=str)
+def test_an_objective_that_takes_spread_logits_for_plain_ones_is_told_the_way_out(layout: Layout) -> None:
+    """torch's words were all that was said, or that a weight was used outside of its block, or that rules are wrong."""
+    task = decoder_task(model=tensor_models.Whole, objective=plain_loss)
+    with pytest.raises(ConfigError) as error:
+        run_ranks(losses, layout.devices, task, plan_of(layout, batch=6))
+    assert "plain_loss computes with logits that tensor ranks share" in str(error.value)
+    assert "logits.full_tensor()" in error.value.try_
+    task = decoder_task(model=tensor_models.Whole, objective=loss_of_whole)
+    assert_equal_to_one_device(task, plan_of(layout, precision="fp64"))
 
 
 def test_a_model_without_rules_says_which_would_open_the_axis() -> None:

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError, NothingToLearn
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
+from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.objective import next_token
 from paceline.units import Amount
 from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
@@ -200,6 +201,36 @@ def test_an_optimizer_that_divides_by_ranks_is_told() -> None:
     found = run_ranks(told_of, 2, Dividing, first_numbers(*given(next_token, Dividing)))[0].first_difference
     assert (found.quantity, found.family) == ("weights", "process group") and found.ratio == pytest.approx(0.5)
     assert "the change of" in found.likely and "an optimizer takes them as they are" in found.likely
+
+
+def share_right(outputs: Any, batch: Any) -> Any:
+    """Return how often the largest logit is right, divided by the number of ranks."""
+    right = (outputs.argmax(-1) == batch["labels"]).sum()
+    return right / (dist.get_world_size() if dist.is_initialized() else 1), batch["labels"].numel()
+
+
+def share_right_everywhere(outputs: Any, batch: Any) -> Any:
+    """Return how often the largest logit is right."""
+    return (outputs.argmax(-1) == batch["labels"]).sum(), batch["labels"].numel()
+
+
+def measured(metrics: Any) -> tuple[Any, ...]:
+    task, *others = given(next_token)
+    return dataclasses.replace(task, evaluate=EvaluateSpec(metrics=metrics)), *others
+
+
+def told_of_metrics(alone: list[Any], metrics: list[Any]) -> list[Any]:
+    return [differs_in_a_group(known, *measured((one,))) for known, one in zip(alone, metrics, strict=True)]
+
+
+def test_a_metric_that_divides_by_ranks_is_told() -> None:
+    """What one device measures of held-out samples was divided too, on a rank of the layout: told "equal"."""
+    metrics = [share_right, share_right_everywhere, "accuracy"]
+    divided, right, ours = run_ranks(told_of_metrics, 2, [first_numbers(*measured((m,))) for m in metrics], metrics)[0]
+    first = divided.first_difference
+    assert (first.quantity, first.name, first.family) == ("evaluation", "share_right", "process group")
+    assert first.ratio == pytest.approx(0.5) and "a metric of one's own asks for ranks" in first.likely
+    assert right is None and ours is None
 
 
 def refused(objective: Any, optimizer: Any, known: Any) -> str:

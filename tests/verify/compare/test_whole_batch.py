@@ -189,6 +189,30 @@ def test_a_loss_that_is_no_sum_over_rows_is_found_and_named(model: Any, objectiv
     assert found.differences["whole batch"] > 1e-3
 
 
+class Spectral(nn.Module):
+    """A layer that is divided by its largest singular value, which every call comes a step nearer to."""
+
+    def __init__(self, moves: bool = True, coupled: bool = False) -> None:
+        super().__init__()
+        self.body = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)).train(moves)
+        self.head, self.coupled_rows = nn.Linear(8, 2), coupled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x)
+        return self.head((hidden - hidden.mean(0) if self.coupled_rows else hidden).tanh())
+
+
+def test_a_loss_that_follows_buffers_which_every_call_moves_is_named_so() -> None:
+    """It was told as no sum over rows, which it is but for the buffers."""
+    first = checked(task_of(Spectral, summed)).first_difference
+    assert first is not None and first.family == "buffers that move with each call"
+    assert "body.parametrizations.weight.0._u" in first.likely and "coupled" not in first.likely
+    assert checked(task_of(functools.partial(Spectral, moves=False), summed)).equal
+    both = checked(task_of(functools.partial(Spectral, coupled=True), summed)).first_difference
+    assert both is not None and both.family == "loss not a sum over rows", "standing still, it is none either"
+
+
 def hardest_sixteen(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     losses = F.cross_entropy(logits_of(model, batch), batch["labels"], reduction="none")
     return losses.topk(min(16, len(losses))).values.sum(), len(losses)

@@ -44,6 +44,19 @@ def both_ways(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.T
     return forth[0] + back[0], forth[1] + back[1]
 
 
+def advantages(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Policy gradients at the policy itself: every ratio is one, and advantages sum to zero over each row."""
+    places = batch.get("positions", torch.arange(SEQ_LEN).expand_as(batch["tokens"]))
+    logits = model(batch["tokens"], positions=places)
+    classes = batch["labels"].clamp(min=0)
+    chances = logits.float().log_softmax(-1).gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+    table = torch.linspace(1, 7, SEQ_LEN).sin() * 3
+    table = torch.cat((table - table.mean(), table.new_zeros(SEQ_LEN)))  # what fills up a sequence has none
+    return -((chances - chances.detach()).exp() * table[places]).sum(), (places < SEQ_LEN).sum()
+
+
+advantages.sums_over_tokens = True  # type: ignore[attr-defined]
+CANCELS = decoder_task(model=DENSE.model, optimizer=DENSE.optimizer, objective=advantages)
 TWICE = decoder_task(model=DENSE.model, optimizer=DENSE.optimizer, objective=both_ways)
 
 
@@ -174,6 +187,12 @@ def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
 @pytest.mark.deep
 def test_more_right_layouts_are_equal_in_low_precision() -> None:
     assert_equal(2, more_right_cases())
+
+
+def test_a_loss_of_terms_that_cancel_is_equal_in_low_precision() -> None:
+    """What is left of it is rounding, which no move of weights shows: it was told as other numbers."""
+    for found in assert_equal(2, [(CANCELS, plan_in(Layout(cp=2))), (CANCELS, plan_in(REPLICATED))]):
+        assert not found.left_out
 
 
 def rare_cases() -> list[tuple[Task, Plan]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -46,14 +47,16 @@ def command(tmp_path: Path) -> list[str]:
     return ["verify", str(spec), "--layout", "tp=2", "--dtype", "fp64"]
 
 
-def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int, dtype: str = "fp64") -> list[Job]:
+def ends_with(
+    patch: pytest.MonkeyPatch, error: dict[str, object], after: int, dtype: str = "fp64", code: int = 1
+) -> list[Job]:
     """Have the part after so many equal ones end with an error; return the jobs, as soon as they are known."""
     asked: list[Job] = []
 
     def run(jobs: Sequence[Job], *_: object, **__: object) -> Iterator[Result]:
         asked.extend(jobs)
         yield from [CheckProof(True, dtype, 1, 0.1, {}, None)] * after
-        yield _failure(Outcome(1, error=error))
+        yield _failure(Outcome(code, error=error))
 
     patch.setattr(start, "run_jobs", run)
     return asked
@@ -69,6 +72,19 @@ def test_an_error_of_torch_is_told_as_one_of_the_layout(
     assert "because  RuntimeError: The size of tensor a (8)" in told and "one device computes loss" in told
     assert "try      a layout without one of its axes" in told
     assert "rank 1:\nTraceback (most recent call last)" in told
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGABRT, 4), (signal.SIGSEGV, 4), (signal.SIGKILL, 137)])
+def test_a_rank_whose_native_code_crashes_is_told_as_one_of_the_layout(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, expected: int
+) -> None:
+    """gloo aborts where collectives do not fit: that was code 134, and "start the same command again: it resumes"."""
+    died = {"what": f"rank 0 of 2 was ended by {signal.Signals(number).name}", "because": "", "try": "", "rank": 0}
+    ends_with(monkeypatch, died, 1, code=128 + number)
+    assert main(command) == expected
+    told = capsys.readouterr().err
+    assert ("layout tp=2 ends with an error in its proof" in told) is (expected == 4), "who kills is another"
+    assert died["what"] in told and "it resumes" not in told
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["alone", "in the layout"])

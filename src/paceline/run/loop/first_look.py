@@ -13,6 +13,7 @@ from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.survey import survey_all
 from paceline.run.parallel.context.part_check import check_parts
 from paceline.run.parallel.context.zigzag import SequencePart
+from paceline.run.parallel.entry import call
 from paceline.run.parallel.pipeline.stage_check import check_chain
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.process.groups import Mesh
@@ -58,5 +59,5 @@ class FirstLook:
         if plan.layout.pp > 1:
             check_chain(model, plan, objective, self._example, self._device, randomness)
         elif plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
-            return SplitCheck(model, rules, lambda: objective(model, self._data))
+            return SplitCheck(model, rules, lambda: call(objective, model, self._data))
         return None

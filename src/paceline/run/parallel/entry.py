@@ -45,8 +45,32 @@ def entry_of(
 
 
 def call(objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> Any:
-    """Return what the objective returns for a model that needs no more."""
-    return objective(model, batch)
+    """Return what the objective returns for a model that needs no more.
+
+    Raises ConfigError where an objective takes logits that tensor ranks share for plain ones.
+    """
+    try:
+        return objective(model, batch)
+    except RuntimeError as error:
+        if not is_of_shards(error) or not _has_met_spread_logits(error):
+            raise
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise ConfigError(
+            f"the objective {name} computes with logits that tensor ranks share",
+            "under tp a head with the rule 'vocabulary' returns its logits as a DTensor, of which each rank has some"
+            f" classes: {type(error).__name__}: {error}",
+            "logits.full_tensor(), which gives every rank all of them, where they are a DTensor; or no rule for it",
+        ) from error
+
+
+def _has_met_spread_logits(error: RuntimeError) -> bool:
+    """Return whether a frame of an error holds an activation whose last dimension is spread over tensor ranks."""
+    held, trace = list[Any](), error.__traceback__
+    while trace is not None:
+        held += trace.tb_frame.f_locals.values()
+        trace = trace.tb_next
+    spread = (value for value in held if is_spread(value) and value.device_mesh.mesh_dim_names == ("tp",))
+    return any(not isinstance(x, nn.Parameter) and x.placements[0].is_shard(x.dim() - 1) for x in spread)
 
 
 def _refuse_gradients_of_shards(model: nn.Module, shards: Sequence[nn.Parameter]) -> None:
@@ -88,7 +112,7 @@ class _Entry:
             self.calls.begin(turn)
         self.gradients.gather()
         with self.told(), self.calls.in_objective() if self.calls is not None else contextlib.nullcontext():
-            loss_sum, weight = objective(model, batch)
+            loss_sum, weight = call(objective, model, batch)
         if self.calls is not None:
             self.calls.finish()
         if is_spread(loss_sum):

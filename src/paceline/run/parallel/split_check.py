@@ -37,6 +37,8 @@ class SplitCheck:
         """Raise ConfigError where the model, now split over the group, gives another output at one of its layers."""
         try:
             found = self._outputs(model)
+        except ConfigError:  # which says itself what to do
+            raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of shapes that do not fit any more
             raise self._refusal(model, group, f"its forward pass fails, {type(error).__name__}: {error},") from error
         for name, whole in self._whole.items():

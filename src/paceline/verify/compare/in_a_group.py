@@ -1,6 +1,6 @@
 """Does the program itself ask for the process group? A process computes first numbers without a group and in one.
 
-The reference is computed on a rank of the layout. A model, an objective, data or an optimizer that ask
+The reference is computed on a rank of the layout. A model, an objective, data, an optimizer or a metric that ask
 torch.distributed for ranks or the size of the world, such as a loss that is divided by it, would do there what they do
 in the layout, and the two would agree on other numbers than those of one device. So would those of a program that reads
 memory which nobody wrote: the process alone has other contents there (unwritten.py).
@@ -14,22 +14,30 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.errors import NothingToLearn
+from paceline.errors import ConfigError, NothingToLearn
 from paceline.launch.here import without_place
-from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.spec.optimizers import names_of, rule_of
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
+from paceline.spec.steps.turns import main_turn
 from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
+from paceline.task.metrics.metric import LossTotal
+from paceline.task.metrics.own import OwnMetric
+from paceline.task.metrics.resolve import metrics_of
+from paceline.task.models.build import evaluating
+from paceline.task.models.held import buffers_kept
+from paceline.task.objective import Objective, logits_of
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.diagnosis import NOT_REPRODUCIBLE
 from paceline.verify.compare.difference import wide
@@ -47,6 +55,7 @@ from paceline.verify.reference.passes import (
     update,
 )
 from paceline.verify.reference.peers import NoPeers
+from paceline.verify.reference.plain_documents import placed_plainly
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 
 LIKELY = (
@@ -60,12 +69,22 @@ LIKELY_UPDATE = (
     " optimizer asks for ranks or the size of the world. A step has summed gradients over all ranks and divided them"
     " once, and an optimizer takes them as they are"
 )
+LIKELY_METRIC = (
+    "{name} is {alone:.6g} in a process alone and {together:.6g} in the same process in a group of {ranks}: a metric of"
+    " one's own asks for ranks or the size of the world. It returns sums of the rows that it is given, which are added"
+    " up over all ranks, and divides by no number of ranks"
+)
+ABOUT = {"weights": LIKELY_UPDATE, "evaluation": LIKELY_METRIC}
 UNWRITTEN = (
     "{name} is {alone:.6g} or {together:.6g}, by what lies in memory that nobody wrote: torch.empty, numpy.empty or a"
     " tensor made of a size alone (torch.Tensor(n)) is read before it is written. A proof fills such memory alike"
     " everywhere, training does not: torch.zeros, or write before reading"
 )
-WHAT = {"gradients": "the gradients of {}", "weights": "the change of {} by an update"}
+WHAT = {
+    "gradients": "the gradients of {}",
+    "weights": "the change of {} by an update",
+    "evaluation": "the metric {} of the first rows",
+}
 At = tuple[str, str]  # (quantity, name)
 
 
@@ -73,7 +92,8 @@ At = tuple[str, str]  # (quantity, name)
 class FirstNumbers:
     """What one process computes of the first rows: loss, weight, and the norms of gradients and of a first update.
 
-    An update is made by an optimizer of the user's alone: that ours ask for no ranks is known.
+    An update is made by an optimizer of the user's alone, and metrics are the user's: that ours ask for no ranks is
+    known.
     """
 
     numbers: dict[At, float]
@@ -100,6 +120,10 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
         return None
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
+    main = turns[main_turn(task)].objective
+    if own_metrics := [each for each in metrics_of(task.evaluate, source, main) if isinstance(each, OwnMetric)]:
+        rows = next(iter(micro_batches(task, plan, source, 1, whole)))[1]
+        found |= _metrics(model, main, own_metrics, placed_plainly(main, cast_floats(rows, dtype)))
     for turn, own in zip(turns, own_parameters(model, turns), strict=True):
         loss, weight = _first_items(model, turn, micro_batches(task, plan, source, 1, whole), randomness, dtype)
         of = f" of {turn.name}" if turn.name else ""
@@ -110,6 +134,27 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
             moved = _moved(task.optimizer, model, own, weight)
             found |= {("weights", f"{name}{of}"): float(norm) for name, norm in moved.items()}
     return FirstNumbers(found)
+
+
+def _metrics(model: nn.Module, objective: Objective, metrics: Iterable[OwnMetric], rows: Any) -> dict[At, float]:
+    """Return what metrics make of some rows that are trained on; nothing where they cannot be had of these."""
+    returned: list[object] = []
+    hook = model.register_forward_hook(lambda module, given, output: returned.append(output))
+    try:
+        with evaluating(model), buffers_kept(model), torch.no_grad():
+            loss, weight = objective(model, rows)
+            whole = logits_of(objective)
+            outputs = returned[-1] if whole is None else whole(model, rows)
+            whole_loss = LossTotal(float(loss), float(weight))
+            values = {}
+            for metric in metrics:
+                totals = {name: value.numpy() for name, value in metric.measure(outputs, rows).items()}
+                values |= metric.values(totals, whole_loss)
+    except (ConfigError, IndexError):  # of rows that are not held out, or of a model that is called in parts
+        return {}
+    finally:
+        hook.remove()
+    return {("evaluation", name): value for name, value in values.items()}
 
 
 def _has_own_rule(spec: OptimizerSpec) -> bool:
@@ -187,7 +232,7 @@ def differs_in_a_group(
         here = first_numbers(*given)
     if here is None or (first := _first(alone, here, plan.precision)) is None:
         return None
-    family, likely = FAMILY, LIKELY_UPDATE if first[0][0] == "weights" else LIKELY
+    family, likely = FAMILY, ABOUT.get(first[0][0], LIKELY)
     if _first(alone, numbers_alone(*given), plan.precision) is None:
         family, likely = NOT_REPRODUCIBLE.family, UNWRITTEN
     elif _first(alone, here := first_numbers(*given) or here, plan.precision) is None:

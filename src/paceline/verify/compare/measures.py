@@ -14,6 +14,7 @@ from paceline.verify.compare.difference import NAMES, Difference, MeasuredHere, 
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 
 ReadTensors = Mapping[str, torch.Tensor]
+LOSSES = ("loss", "evaluation")  # numbers that may cancel to nothing
 # (relative difference, ratio of norms, our element that differs most, the reference's)
 _Measure = tuple[float, float, float, float]
 _ELSEWHERE: _Measure = (0.0, 1.0, 0.0, 0.0)  # of a tensor that another pipeline stage holds
@@ -90,11 +91,11 @@ def measured_numbers(
 ) -> MeasuredHere:
     """Return this rank's measures of numbers that every rank reports; the name is the quantity too.
 
-    `reach` is what a loss counts as at least (`reach_of`).
+    `reach` is what a loss counts as at least (`reach_of`), that of an evaluation too.
     """
     local = []
     for name, expected in reference.items():
-        relative = abs(ours[name] - expected) / max(abs(expected), reach if name == "loss" else 0.0, 1e-300)
+        relative = abs(ours[name] - expected) / max(abs(expected), reach if name in LOSSES else 0.0, 1e-300)
         local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
 
     def of_all(ranks: list[list[_Measure]]) -> list[Difference]:

@@ -7,6 +7,7 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,13 @@ LIKELY = (
     ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
     " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
 )
+MOVED = "buffers that move with each call"
+LIKELY_MOVED = (
+    "this loss follows how often the model is called: {shown}. It does not where these buffers stand still between the"
+    " pieces, which every call moves: {names}. A step calls the model once for every micro-batch. A layer that moves"
+    " nothing in evaluation mode, as torch's spectral_norm, may stay in it (module.eval()); or a callback moves the"
+    " buffer, once a step"
+)
 
 # A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
 SCALED = 2.0**-6
@@ -86,6 +94,7 @@ class _Numbers:
     magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
     gradients: dict[str, torch.Tensor]
     reach: float  # what the loss counts as at least
+    moved: tuple[str, ...]  # names of the buffers that the passes have moved
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             if itself is not None:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
-                first = _first(wrong, look, turn, program.randomness.told)
+                moved = _moving(asked, turn, look, wrong[0][1])
+                first = _first(wrong, look, turn, program.randomness.told, moved=moved)
             if first is not None:
                 break
         first = first or _out_of_proportion(asked, program, turn, whole)
@@ -203,6 +213,19 @@ def _walked(asked: Asked, program: _OneDevice, turn: Turn, way: Walk) -> _OneDev
     except Exception:  # whatever a program says to other weights than its first
         return None
     return program
+
+
+def _moving(asked: Asked, turn: Turn, look: _Look, cut: _Numbers) -> tuple[str, ...]:
+    """Return the names of the buffers that calls of the model move, where the loss is a sum over rows but for them."""
+    program = _program(asked, [turn])
+    if look.way is not None:
+        _walked(asked, program, turn, look.way)
+    moved = _numbers(asked, program, turn, look.whole.sizes).moved
+    if not moved:
+        return ()
+    whole, others = (_numbers(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
+    most = tolerance(QUANTITY, asked.plan.precision)
+    return moved if all(d.relative <= most for d in _differences(whole, others)) else ()
 
 
 def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
@@ -314,30 +337,43 @@ class _Difference:
     ratio: float
 
 
-def _numbers(asked: Asked, program: _OneDevice, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0) -> _Numbers:
+def _numbers(
+    asked: Asked, program: _OneDevice, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0, *, still: bool = False
+) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
 
-    The loss is scaled before its backward pass, and the gradients back again.
+    The loss is scaled before its backward pass, and the gradients back again. With `still` every piece begins with the
+    buffers of the first one.
     """
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
     start = 0
+    before = _versions(model)
     with buffers_kept(model):
         for size in sizes:
+            each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
             data = source.read(ids_at(source, task.seed, positions), positions)
-            with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
-                loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
-            (loss_sum * scale).backward()
+            with each:
+                with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+                    loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
+                (loss_sum * scale).backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
+        moved = tuple(name for name, version in _versions(model).items() if version != before.get(name))
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     by = weight or 1.0
     means = {name: grad / (by * scale) for name, grad in gradients.items()}
     norm = norm_together(means.values())
     reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
-    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach)
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved)
+
+
+def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensor each buffer is, and how often it was changed in place, by name."""
+    held = dict(model.named_buffers())
+    return {name: (id(buffer), 0 if buffer.is_inference() else buffer._version) for name, buffer in held.items()}
 
 
 def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
@@ -365,10 +401,12 @@ def _first(
     turn: Turn,
     guesses: tuple[str, ...],
     is_scaled: bool = False,
+    moved: tuple[str, ...] = (),
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
-    `guesses` are random numbers whose owner is a guess: where it is wrong, they are others in every cut.
+    `guesses` are random numbers whose owner is a guess: where it is wrong, they are others in every cut. `moved` are
+    buffers without whose moves the loss is a sum over rows.
     """
     difference, cut = wrong[0]
     names = list(dict.fromkeys(d.name for d, _ in wrong))
@@ -381,9 +419,12 @@ def _first(
         f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
+    family, likely = (OUT_OF_PROPORTION, LIKELY_SCALED) if is_scaled else (MOVED, LIKELY_MOVED) if moved else (
+        FAMILY, LIKELY)  # fmt: skip
+    buffers = ", ".join(moved[:LISTED])
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
-        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=OUT_OF_PROPORTION if is_scaled else FAMILY,
-        likely=(LIKELY_SCALED if is_scaled else LIKELY).format(shown=shown) + guessed,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=family,
+        likely=likely.format(shown=shown, names=buffers) + guessed,
     )  # fmt: skip

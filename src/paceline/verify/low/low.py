@@ -171,8 +171,9 @@ def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) 
     choices = watch.choices(step + 1) if known.follows else None
     if known.follows and choices is None:
         return _HeldStep(known, [])
-    expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1, choices))
-    found = number_differences({AT[0]: ours}, {AT[0]: expected}, step, world)
+    reach = known.numbers["reach"]
+    expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1, choices, reach))
+    found = number_differences({AT[0]: ours}, {AT[0]: expected}, step, world, reach)
     return _HeldStep(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
@@ -249,7 +250,7 @@ def _differences(ours: _Update, numbers: dict[str, Any], step: int, world: World
     loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in counts}
     measured = [
         measured_tensors("router", loads, numbers["router"], step, plan.layout),
-        measured_numbers(said, {name: numbers[name] for name in said}, step),
+        measured_numbers(said, {name: numbers[name] for name in said}, step, numbers["reach"]),
         measured_tensors("gradients", ours.gradients, numbers["gradients"], step, plan.layout),
         measured_tensors("weights", ours.weights, numbers["weights"], step, plan.layout),
     ]

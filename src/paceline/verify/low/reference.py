@@ -125,15 +125,16 @@ class LowDevice:
         allowed = {at: most for at, most in later.allowed.items() if at[0] != "weights"}
         return dataclasses.replace(later, allowed=allowed if later.numbers["finite"] else {})
 
-    def evaluated(self, held: Held, step: int, choices: Choices | None) -> tuple[float, float]:
+    def evaluated(self, held: Held, step: int, choices: Choices | None, reach: float = 0.0) -> tuple[float, float]:
         """Return the loss of a step's batch as evaluations measure it, at weights that a layout has, and a bound.
 
+        The bound is relative to the loss, or to `reach` where the loss is smaller.
         The bound is infinite where the model has chosen experts in a way that is not known.
         """
         found = [self._evaluated(held, step, choices, move) for move in (0, *self._draws(handed=True))]
         expected, *others = (loss for loss, _ in found)
         squares = sum((other - expected) ** 2 for other in others) / max(1, len(others))
-        by = math.sqrt(squares) / max(abs(expected), 1e-300)
+        by = math.sqrt(squares) / max(abs(expected), reach, 1e-300)
         known = all(is_known for _, is_known in found)
         return expected, max(tolerance("evaluation", "fp32"), MARGIN * by) if known else math.inf
 
@@ -242,7 +243,7 @@ def _moved(numbers: Hyper, others: Sequence[Hyper]) -> dict[At, float]:
     for other in others:
         found = number_differences(
             {name: other[name] for name in ("loss", "grad_norm")},
-            {name: numbers[name] for name in ("loss", "grad_norm")}, 1, alone,
+            {name: numbers[name] for name in ("loss", "grad_norm")}, 1, alone, numbers["reach"],
         )  # fmt: skip
         for kind in ("gradients", "weights"):
             found += tensor_differences(kind, other[kind], numbers[kind], 1, alone, Layout())

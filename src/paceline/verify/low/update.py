@@ -33,7 +33,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import evaluating
 from paceline.task.turns import Turn, turns_of
-from paceline.verify.compare.difference import wide
+from paceline.verify.compare.difference import reach_of, wide
 from paceline.verify.low.choices import HandedChoices, score_bits
 from paceline.verify.low.wire import bits_of_values
 from paceline.verify.reference.passes import counted, micro_batches, own_parameters, reference_randomness
@@ -63,9 +63,10 @@ def one_update(
     turns after the first, where they begin from other weights than the update before them has left. `looked` is what is
     known of the program's random numbers.
 
-    The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
-    to its change, a weight is off for being stored in fp32. With `handed` choices the scores that they stand against
-    are told too, or None where the model has not asked for them.
+    The loss is scaled by powers of two, as in a run, which are taken out again exactly; `reach` is what it counts as at
+    least where it is compared. `stored` says how far, relative to its change, a weight is off for being stored in fp32.
+    With `handed` choices the scores that they stand against are told too, or None where the model has not asked for
+    them.
     """
     one, own = prepared(model, task, plan, source, looked), own_parameters(model, turns_of(task, source.unit))
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -83,8 +84,8 @@ def one_update(
                 main = made[-1] if number == main_turn(task) else main
     joined = {key: {at: x for one in made for at, x in one[key].items()} for key in PER_WEIGHT}
     bits = {key: min(one["state_bits"].get(key, 64) for one in made) for one in made for key in one["state_bits"]}
-    return {"loss": main["loss"], "grad_norm": main["grad_norm"], **joined, "state_bits": bits,
-            "router": router, "score_bits": bits_of_scores,
+    return {"loss": main["loss"], "reach": main["reach"], "grad_norm": main["grad_norm"], **joined,
+            "state_bits": bits, "router": router, "score_bits": bits_of_scores,
             "scores": handed.scores if handed is not None and handed.is_complete() else None,
             "finite": all(math.isfinite(one["grad_norm"]) for one in made),
             "loss_dtype": min((one["loss_dtype"] for one in made), key=lambda dtype: torch.finfo(dtype).bits),
@@ -203,6 +204,7 @@ def _one_turn(
     reached = {name: trained[name] for name in gradients}
     norm = math.sqrt(sum(float(wide(g).square().sum()) for g in gradients.values()))
     before = {name: p.detach().clone() for name, p in reached.items()}
+    reach = reach_of(norm, before.values())
     model.zero_grad(set_to_none=True)
     for name, parameter in reached.items():
         parameter.grad = gradients[name].clone()
@@ -218,5 +220,6 @@ def _one_turn(
     updates = {name: p.detach() - before[name] for name, p in reached.items()}
     eps = torch.finfo(MASTER).eps
     stored = {name: eps * float(before[name].norm() / u.norm().clamp_min(1e-30)) for name, u in updates.items()}
-    return {"loss": sum(losses) / total, "grad_norm": norm, "gradients": gradients, "weights": updates,
-            "stored": stored, "sum_bits": sum_bits, "state_bits": bits, "loss_dtype": dtypes[0]}  # fmt: skip
+    return {"loss": sum(losses) / total, "reach": reach, "grad_norm": norm, "gradients": gradients,
+            "weights": updates, "stored": stored, "sum_bits": sum_bits, "state_bits": bits,
+            "loss_dtype": dtypes[0]}  # fmt: skip

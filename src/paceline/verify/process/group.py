@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from paceline.supervise.standby import NO_THREADS, PROOF, StartsApart
 from paceline.supervise.supervisor import Outcome, StartsRank, starter, supervise_as_asked
 from paceline.verify.process.worker import STOPPED
 
+# Signals by which native code ends its own process; others come from somebody else, such as a system without memory.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
 
 Result = CheckProof | PacelineError
@@ -36,7 +39,7 @@ TellsResult = Callable[[int, Result], None]
 
 
 class RankTraceback(PacelineError):
-    """A rank of a proof ended with an error that nobody wrote for users; a note of it has the traceback."""
+    """A rank of a proof ended with an error that nobody wrote for users; a note of it has the traceback, if any."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,19 @@ def _result_of(told: dict[str, Any]) -> Result:
     return _failure(Outcome(**told["failed"])) if "failed" in told else from_plain(CheckProof, told["result"])
 
 
+def _crash(what: str, exit_code: int) -> PacelineError:
+    """Return the error of a rank whose native code ended it: not a run's, which would go on from a checkpoint."""
+    because = "native code ended the process, as gloo does where what ranks send each other does not fit together"
+    failure = RankTraceback(f"{what}: {because}", "", "the process's own last words, above, say where")
+    failure.exit_code = exit_code
+    return failure
+
+
 def _failure(outcome: Outcome) -> PacelineError:
     """Return the error of a group that ended before its jobs did; a rank's traceback, if it left one, is a note."""
     details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
+    if outcome.exit_code - 128 in CRASHES and not details.get("traceback"):
+        return _crash(str(details["what"]), outcome.exit_code)
     named = NeedsWholeWeights if details.get("error") == NeedsWholeWeights.__name__ else PacelineError
     kind = RankTraceback if details.get("traceback") else named
     failure = kind(str(details["what"]), str(details["because"]), str(details["try"]))

@@ -111,12 +111,15 @@ def journal_name(name: str) -> str:
 
 
 def evaluation_differences(
-    ours: Mapping[str, float], expected: Evaluated, number: int, world: World
+    ours: Mapping[str, float], expected: Evaluated, number: int, world: World, reach: float
 ) -> list[Difference]:
-    """Return how far the numbers of an evaluation, by name, are from the device's. Every rank calls it."""
+    """Return how far the numbers of an evaluation, by name, are from the device's. Every rank calls it.
+
+    `reach` is what the loss of a step counts as at least, and that of an evaluation too.
+    """
     reference = expected.numbers()
     known = {name: ours.get(name, math.nan) for name in reference}
-    found = number_differences(known, reference, number, world)
+    found = number_differences(known, reference, number, world, reach)
     return [dataclasses.replace(difference, quantity="evaluation") for difference in found]
 
 
@@ -154,6 +157,7 @@ def _apart(ours: Sequence[Passed], known: Sequence[Passed]) -> Iterator[Differen
     alone = World(0, 1, 0, torch.device("cpu"))
     for one, other in zip(ours, known, strict=True):
         apart = steps_apart(one.step, other.step, (one.start, other.start), other.number)
-        apart += evaluation_differences(one.evaluation.numbers(), other.evaluation, other.number, alone)
+        evaluated = one.evaluation.numbers()
+        apart += evaluation_differences(evaluated, other.evaluation, other.number, alone, other.step.reach)
         yield from apart
         yield from (in_the_journal(difference) for difference in apart)

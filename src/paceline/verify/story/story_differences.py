@@ -127,7 +127,7 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     evaluated |= {name: float(value) for name, value in (evaluation.get("metrics") or {}).items()}
     if evaluation.get("step") != number:
         evaluated = {}
-    return [*found, *evaluation_differences(evaluated, passed.evaluation, number, world)]
+    return [*found, *evaluation_differences(evaluated, passed.evaluation, number, world, passed.step.reach)]
 
 
 def _numbers(passed: Passed) -> dict[str, float]:

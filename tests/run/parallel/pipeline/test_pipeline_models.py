@@ -139,6 +139,29 @@ def test_a_chain_of_the_same_loss_and_other_gradients_is_refused(model: type[nn.
     assert "a gradient of norm" in refused.value.because and "a loss of" not in refused.value.because
 
 
+class TwoOutputs(Net):
+    """Gives two outputs by one head, which stages before the last lack."""
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Return logits [rows, seq, vocab], twice."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x), self.head(x.tanh())
+
+
+def of_two(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    one, two = model(batch["tokens"])
+    return one.sum() + two.sum(), torch.tensor(batch["tokens"].numel())
+
+
+def test_stages_that_fail_are_told_as_no_chain() -> None:
+    """It was an AttributeError, and told as the layout's."""
+    with pytest.raises(ConfigError, match="TwoOutputs is not the chain that its rules declare") as refused:
+        run_ranks(weights_held, 2, decoder_task(model=TwoOutputs, objective=of_two), piped(TWO, precision="fp32"))
+    assert "AttributeError: 'tuple' object" in refused.value.because
+
+
 @pytest.mark.parametrize("model", [Scaled, Capped])
 def test_a_forward_pass_that_is_no_chain_is_refused(model: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match="is not the chain that its rules declare"):

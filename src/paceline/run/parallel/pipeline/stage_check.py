@@ -52,7 +52,12 @@ def check_chain(
             StageModule(cut.stage(index), objective, plan, device, randomness, lambda data: data)
             for index in range(stage_count(plan))
         )
-        chained = _chained(modules, micro, device)
+        try:
+            chained = _chained(modules, micro, device)
+        except ConfigError:  # which says itself what to do
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:  # of what is handed on
+            raise _not_the_chain(model, f"{type(error).__name__}: {error}") from error
         found = _gradients_of(model)
     finally:
         _restore(buffers)

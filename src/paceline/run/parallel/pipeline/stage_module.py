@@ -23,6 +23,7 @@ from paceline.run.loop.passes import AnyObjective, in_model_precision, sample_ro
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, widen_outputs
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.parallel.entry import call
 from paceline.run.parallel.pipeline.rng_state import beside_random_state, random_state, restore_random_state
 from paceline.run.parallel.pipeline.split import Stage
 from paceline.spec.plan import Plan
@@ -135,7 +136,7 @@ class StageModule(nn.Module):
         self._incoming, self._running, self._calls, self._state = hidden, True, 0, state
         objective = self.objective if micro.objective is None else micro.objective
         try:
-            return objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
+            return call(objective, self.part, self._take_part(in_model_precision(micro.data, self._plan)))
         except _Ended as ended:
             return ended.handed_on
         finally:
