@@ -5,7 +5,6 @@ A file that is mapped gives its pages one fault after the other, which takes fou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -47,7 +46,6 @@ def places_in(file: IO[bytes]) -> Mapping[str, PlaceInFile]:
     Nothing is trusted: places lie in the file, and are as long as their shapes.
     """
     length = os.fstat(file.fileno()).st_size
-    advise(file.fileno(), "POSIX_FADV_RANDOM")  # the system reads on by itself else, megabytes that nobody asks it for
     try:
         begin = 8 + int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
         if not 8 <= begin <= min(length, MOST_HEADER_BYTES):
@@ -56,15 +54,6 @@ def places_in(file: IO[bytes]) -> Mapping[str, PlaceInFile]:
         return {key: _place(each, begin, length) for key, each in header.items() if key != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    finally:
-        advise(file.fileno(), "POSIX_FADV_NORMAL")
-
-
-def advise(descriptor: int, how: str) -> None:
-    """Tell the system how an open file is read, where it takes that."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, getattr(os, how))
 
 
 def _place(told: Mapping[str, object], begin: int, length: int) -> PlaceInFile:
