@@ -16,14 +16,12 @@ import torch.distributed as dist
 from paceline.checkpoint.fingerprint import PartSums, local_part, whole_fingerprints
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader
-from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.readers.fill import Kinds, emptied_where_it_fails, fill
-from paceline.checkpoint.shards import DTYPES, dtype_name
+from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.errors import ConfigError, StorageError, nearest
-
-SMALL_PART = 16  # of what a rank checks: such as the numbers of an optimizer that all ranks hold and one has written
 
 
 class Loaded(NamedTuple):
@@ -156,7 +154,7 @@ def _open_for(
 ) -> tuple[Manifest, Kinds, Mapping[str, Chunks], bool]:
     """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything.
 
-    And whether any rank reads much of files that another one checks: those are in the system's memory then.
+    And whether any rank reads files that another one checks: those are in the system's memory then, if they fit.
     """
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
@@ -170,7 +168,8 @@ def _open_for(
 
     manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)
     names = sorted(kinds)
-    reads_others = _reads_others(manifest.share(ranks.rank, ranks.size), kinds, chunks)
+    own = manifest.share(ranks.rank, ranks.size)
+    reads_others = any(chunk.file not in own for of_tensor in chunks.values() for chunk in of_tensor)
     *asked, are_shared = ranks.any_of([*(name in tensors for name in names), reads_others])
     unread = [name for name, is_asked in zip(names, asked, strict=True) if not is_asked]
     unread = [name for name in unread if not name.startswith(may_skip)]
@@ -182,17 +181,6 @@ def _open_for(
             "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
         )
     return manifest, kinds, chunks, are_shared
-
-
-def _reads_others(own: Mapping[str, FileEntry], kinds: Kinds, chunks: Mapping[str, Chunks]) -> bool:
-    """Return whether a rank reads more of files that other ranks check than a small part of what it checks itself."""
-    others = sum(
-        math.prod(chunk.sizes) * DTYPES[kinds[name].dtype][1]
-        for name, of_tensor in chunks.items()
-        for chunk in of_tensor
-        if chunk.file not in own
-    )
-    return others * SMALL_PART > sum(entry.bytes for entry in own.values())
 
 
 def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> None:
