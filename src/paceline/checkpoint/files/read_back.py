@@ -24,7 +24,7 @@ from paceline.checkpoint.files.destinations import (
     tell,
 )
 from paceline.checkpoint.files.digests import new_digest
-from paceline.checkpoint.files.in_memory import is_in_memory
+from paceline.checkpoint.files.in_memory import PagesInMemory
 from paceline.checkpoint.files.past_caches import BLOCK_BYTES, PastCaches, Rooms
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -67,6 +67,7 @@ class _File:
     digest: PiecesDigest
     into: Destinations
     past: PastCaches | None = None
+    in_memory: PagesInMemory | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)  # of who reads: one after the other, in order
 
     @classmethod
@@ -74,22 +75,22 @@ class _File:
         """Open a file. Raises OSError."""
         made = cls(path, entry, path.open("rb", buffering=0), PiecesDigest(entry), into)
         descriptor = made.content.fileno()
-        length = os.fstat(descriptor).st_size
-        if past_caches and length > FEW_BYTES and not is_in_memory(descriptor, length):
-            made.past = PastCaches(path, descriptor, False)
+        if past_caches and (length := os.fstat(descriptor).st_size) > FEW_BYTES:
+            made.past, made.in_memory = PastCaches(path, descriptor, False), PagesInMemory(descriptor, length)
         return made
 
     def comes_past(self, begin: int, end: int) -> PastCaches | None:
         """Return what reads a part of the file past the caches; None where it is to come through them."""
-        if self.past is None or not self.past.is_used or begin % BLOCK_BYTES or end - begin < BLOCK_BYTES:
+        if self.past is None or self.in_memory is None or begin % BLOCK_BYTES or end - begin < FEW_BYTES:
             return None
-        return self.past
+        return None if not self.past.is_used or self.in_memory.has(begin, end) else self.past
 
     def close(self) -> None:
         """Close the file."""
         self.content.close()
-        if self.past is not None:
+        if self.past is not None and self.in_memory is not None:
             self.past.close()
+            self.in_memory.close()
 
     def check(self) -> None:
         """Close the file. Raises StorageError where its content is not what was written."""
