@@ -103,10 +103,10 @@ def _load(
 ) -> tuple[dict[str, object], tuple[str, ...]]:
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
-    manifest, kinds, chunks, are_shared = _open_for(path, tensors, may_skip, ranks)
+    manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
     with torch.no_grad(), emptied_where_it_fails(tensors):
         checks = manifest.share(ranks.rank, ranks.size) if verify else {}
-        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify, not are_shared))
+        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify))
         if verify:
             _check_values(path, sums, kinds, ranks)
     return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
@@ -151,11 +151,8 @@ def _sums_agree(here: PartSums, kinds: Kinds, ranks: Ranks) -> bool:
 
 def _open_for(
     path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks
-) -> tuple[Manifest, Kinds, Mapping[str, Chunks], bool]:
-    """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything.
-
-    And whether any rank reads files that another one checks: those are in the system's memory then, if they fit.
-    """
+) -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
+    """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything."""
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
@@ -168,9 +165,7 @@ def _open_for(
 
     manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)
     names = sorted(kinds)
-    own = manifest.share(ranks.rank, ranks.size)
-    reads_others = any(chunk.file not in own for of_tensor in chunks.values() for chunk in of_tensor)
-    *asked, are_shared = ranks.any_of([*(name in tensors for name in names), reads_others])
+    asked = ranks.any_of([name in tensors for name in names])
     unread = [name for name, is_asked in zip(names, asked, strict=True) if not is_asked]
     unread = [name for name in unread if not name.startswith(may_skip)]
     if unread:
@@ -180,7 +175,7 @@ def _open_for(
             "it was saved from another model or optimizer, or the optimizer's state does not exist yet",
             "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
         )
-    return manifest, kinds, chunks, are_shared
+    return manifest, kinds, chunks
 
 
 def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> None:
