@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
 from paceline.checkpoint.files.digests import new_digest
 from paceline.checkpoint.files.past_caches import Rooms
-from paceline.checkpoint.files.pieces import AHEAD, HANDS
+from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
@@ -30,15 +29,16 @@ NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING) -> None:
     """Raise StorageError naming the first of the files in `path` whose content is not what was written.
 
-    Several pieces of them are hashed at once: one core hashes more slowly than a disk reads. What has a destination
-    comes there, and whether it is what was written is known when this returns.
+    This thread reads one piece after the other, as a disk is fastest, and others hash them meanwhile: one core hashes
+    more slowly than a disk reads. What has a destination comes there, and whether it is what was written is known when
+    this returns.
     """
     pending: deque[_Piece] = deque()
-    count = HANDS * at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
+    count = at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
     with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
         for piece in _pieces(_open(path, files, into, opened), hands):
             pending.append(piece)
-            if len(pending) > AHEAD * count:
+            if len(pending) > count + AHEAD:
                 pending.popleft().take()
         for piece in pending:
             piece.take()
@@ -53,7 +53,6 @@ class _File:
     content: Any
     digest: PiecesDigest
     into: Destinations
-    turn: threading.Lock = field(default_factory=threading.Lock)  # of who reads: one after the other, in order
 
     def check(self) -> None:
         """Close the file. Raises StorageError where its content is not what was written."""
@@ -103,7 +102,8 @@ def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
         step = file.entry.piece_bytes or max(1, length)
         for at in range(0, max(1, length), step):
             end = min(at + step, length)
-            yield _Piece(file, hands.submit(_digest, file, at, end, rooms), at + step >= length)
+            in_turn = _read_in_turn if end - at <= READ_BYTES else _read_by_hand
+            yield _Piece(file, in_turn(file, at, end, rooms, hands), at + step >= length)
 
 
 class PiecesDigest:
@@ -146,32 +146,55 @@ class PiecesDigest:
         self._piece, self._held = new_digest(self._kind), 0
 
 
-def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
-    """Bring a part of a file to where it goes and return its digest; of fewer bytes where the file has become shorter.
+def _read_in_turn(file: _File, at: int, end: int, rooms: Rooms, hands: Hands) -> Future[bytes]:
+    """Bring a piece of a file to where it goes, and return its digest, on its way.
 
-    What is hashed are the bytes where they have come to. One thread at a time reads a file, while others hash: a disk
-    whose system reads on by itself is faster so than one that is asked for several places at once.
+    It is that of the bytes where they have come to, and of fewer where the file has become shorter.
     """
+    room = rooms.take()
+
+    def hashed(stretches: Iterable[BytesInPlace]) -> bytes:
+        try:
+            return _digest(file, [stretches])
+        finally:
+            rooms.give(room)
+
+    try:
+        return hands.submit(hashed, _read(file, at, room[: end - at]))
+    except OSError as error:
+        rooms.give(room)
+        failed: Future[bytes] = Future()  # which counts when what comes before it was well
+        failed.set_exception(error)
+        return failed
+
+
+def _read_by_hand(file: _File, at: int, end: int, rooms: Rooms, hands: Hands) -> Future[bytes]:
+    """Do so with a piece that is read a little at a time, by one thread: no other can hash what comes next in it."""
+
+    def hashed() -> bytes:
+        with rooms.one() as room:
+            firsts = range(at, end, READ_BYTES)
+            return _digest(file, (_read(file, first, room[: min(READ_BYTES, end - first)]) for first in firsts))
+
+    return hands.submit(hashed)
+
+
+def _digest(file: _File, read: Iterable[Iterable[BytesInPlace]]) -> bytes:
+    """Return the digest of what was read of a piece, and tell the destinations that it is there."""
     digest, came = new_digest(file.entry.piece_digest), list[BytesInPlace]()
-    with rooms.one() as room:
-        for some in _read(file, at, end, room):
-            for stretch in some:
-                digest.update(stretch.content)
-                came += [stretch] if stretch.to is not None else []
+    for stretches in read:
+        for stretch in stretches:
+            digest.update(stretch.content)
+            came += [stretch] if stretch.to is not None else []
     tell(came)
     return digest.digest()
 
 
-def _read(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
-    """Yield the stretches of a part of a file, read straight to where they go."""
-    for first in range(at, end, READ_BYTES):
-        wanted = min(READ_BYTES, end - first)
-        found = file.into.places(first, room[:wanted])
-        with file.turn:
-            count = read_spread(file.content.fileno(), first, [each.content for each in found])
-        yield found if count == wanted else cut_off(found, count)
-        if count < wanted:
-            return
+def _read(file: _File, at: int, room: memoryview) -> list[BytesInPlace]:
+    """Return stretches of a file, as many bytes as the room has or the file, read straight to where they go."""
+    found = file.into.places(at, room)
+    count = read_spread(file.content.fileno(), at, [each.content for each in found])
+    return found if count == len(room) else [each for each in cut_off(found, count) if each.content]
 
 
 @contextlib.contextmanager
