@@ -179,7 +179,7 @@ def test_the_first_of_two_bad_files_is_named_though_the_second_is_read_before_th
     with pytest.raises(StorageError, match="a is damaged"):
         read_back.verify_files(tmp_path, files)
     (tmp_path / "a").write_bytes(good)
-    with pytest.raises(StorageError, match="cannot read .*b"):
+    with pytest.raises(StorageError, match=r"cannot read .*b"):
         read_back.verify_files(tmp_path, files)
 
 
