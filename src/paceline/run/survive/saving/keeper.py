@@ -175,8 +175,8 @@ class CheckpointKeeper:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one.
 
         Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
-        A save is waited for as long as the machine stays, and then given up: or, where no notice is known of, or nothing
-        is on disk that would count instead, as long as one that does not hang may take.
+        A save is waited for as long as the machine stays, and then given up; where no notice is set, or nothing on disk
+        would count instead, as long as one that does not hang may take.
         """
         notice, began, until = self._run.spec.run.recovery.notice, time.monotonic(), math.inf
         if notice is not None:
