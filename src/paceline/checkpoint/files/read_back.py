@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
-from paceline.checkpoint.files.digests import new_digest
+from paceline.checkpoint.files.digests import BLAKE3, new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -29,12 +29,11 @@ NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING) -> None:
     """Raise StorageError naming the first of the files in `path` whose content is not what was written.
 
-    This thread reads one piece after the other, as a disk is fastest, and others hash them meanwhile: one core hashes
-    more slowly than a disk reads. What has a destination comes there, and whether it is what was written is known when
-    this returns.
+    This thread reads one piece after the other, as a disk is fastest, and others hash them meanwhile. What has a
+    destination comes there, and whether it is what was written is known when this returns.
     """
     pending: deque[_Piece] = deque()
-    count = at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
+    count = _hashing(files.values())
     with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
         for piece in _pieces(_open(path, files, into, opened), hands):
             pending.append(piece)
@@ -42,6 +41,13 @@ def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, 
                 pending.popleft().take()
         for piece in pending:
             piece.take()
+
+
+def _hashing(files: Collection[FileEntry]) -> int:
+    """Return how many threads hash files. Who reads has a core to itself where hashing is as fast as a disk."""
+    if sum(entry.bytes for entry in files) <= FEW_BYTES:
+        return 0
+    return at_once() - all(entry.piece_digest == BLAKE3 for entry in files if entry.bytes > FEW_BYTES)
 
 
 @dataclass
