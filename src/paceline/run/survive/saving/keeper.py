@@ -376,7 +376,7 @@ class CheckpointKeeper:
             what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
             error = StorageError(what, f"that of step {step} is left out: the storage hangs")
             self._tell_failure(error)
-            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
+            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world, told=True)
             return False
         self._flight = None
         self._tell_pressure(flight, step, waited)
