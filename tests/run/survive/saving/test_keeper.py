@@ -265,6 +265,24 @@ def test_a_last_save_that_hangs_ends_with_the_notice(tmp_path: Path, ranks: int,
         assert stopped["evidence"]["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000004")
 
 
+@pytest.mark.parametrize("asynchronous", ["on", "off"])
+def test_a_save_took_as_long_as_until_it_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: str
+) -> None:
+    """The journal, the notice and the interval had the seconds until it began to write: next to none."""
+    ended, save_to = list[float](), SaveInFlight._save
+
+    def noted(flight: SaveInFlight, *given: Any) -> Any:
+        made = save_to(flight, *given)
+        ended.append(time.perf_counter() - flight._began)
+        return made
+
+    monkeypatch.setattr(SaveInFlight, "_save", noted)
+    through(training(tmp_path, asynchronous=asynchronous))
+    told = [record["seconds"] for record in records(tmp_path, "checkpoint")]
+    assert len(told) == 4 and all(took >= least for took, least in zip(told, ended, strict=True))
+
+
 def _abandoned(folder: str) -> list[str]:
     """Give a save up while a peer hangs in it; then save again, on a new group."""
     with pytest.MonkeyPatch.context() as patch:
