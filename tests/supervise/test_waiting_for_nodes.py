@@ -6,6 +6,7 @@ import math
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
 from observe.alerts.alert_journals import started, step
@@ -30,7 +31,9 @@ from paceline.supervise.again.fallen import Fallen
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.member import Member
 from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import RESTARTED
 
 NODES = NodesSpec(count=2, wait="10 min")
 BRIEF = Brief(
@@ -41,7 +44,17 @@ LIMITS = [({"time_limit": "0.3 s"}, "the time limit of 300 ms"), ({"usd_limit": 
 
 
 def fleet_of(lock: RunLock, server: socket.socket) -> Fleet:
-    return Fleet(NODES, server, "secret", lock, lambda text: None)
+    """Return a fleet of which one node of two is there."""
+    server.setblocking(False)
+    fleet = Fleet(NODES, server, "secret", lock, lambda text: None)
+    link = SimpleNamespace(send=lambda message: None)
+    node = SimpleNamespace(devices=1, rung=RESTARTED, standing={}, was={}, link=link, processes={})
+    fleet.members[0] = cast(Member, node)
+    return fleet
+
+
+def no_plan(devices: int, *given: object, **more: object) -> NoReturn:
+    pytest.fail(f"{devices} device(s) have none")
 
 
 @pytest.mark.parametrize(("limit", "said"), LIMITS)
@@ -54,25 +67,21 @@ def test_a_limit_ends_the_wait_for_nodes_that_were_lost(
     (tmp_path / "journal" / "0001.jsonl").write_bytes(line_of(started()) + line_of(step(7, 1.0)))
     fallen = Fallen(Outcome(137, error), {}, False, called="" if error else "the number of devices has changed")
     with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
         policy, run = RecoverySpec(min_devices=2), RunSpec(**limit)
-        one = Generations(fleet_of(lock, server), BRIEF, lock, policy, lambda text: None, limits=run)
+        one = Generations(fleet_of(lock, server), BRIEF, lock, policy, lambda text: None, replan=no_plan, limits=run)
         monkeypatch.setattr(one, "_one", lambda *given: (one._spent.begin(3.0), fallen)[1])
         outcome = one.run()
         close_run(outcome, lock, Redactor(()), lambda text: None)
     assert outcome.exit_code == 75
     fault, ended = list(read_journal(tmp_path))[-2:]
     assert fault["what"] == (error["what"] if error else fallen.called)
-    assert f"0 device(s) are left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
+    assert f"1 device(s) are left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
     assert (ended["status"], ended["exit_code"], ended["step"], ended["error"]) == ("requeue", 75, 7, None)
 
 
 def test_a_time_limit_ends_the_wait_for_nodes_at_the_start(tmp_path: Path) -> None:
     spec = Spec(task=Task(), cluster=ClusterSpec(), run=RunSpec(nodes=NODES, time_limit="0.3 s"))
     with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        fleet = fleet_of(lock, server)
-        fleet.members[0] = SimpleNamespace(was={})
         with pytest.raises(Requeue) as stopped:
-            _gather(spec, fleet, None)
+            _gather(spec, fleet_of(lock, server), None)
         assert stopped.value.because == "the time limit of 300 ms is reached while 1 node(s) are waited for"

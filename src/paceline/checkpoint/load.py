@@ -16,14 +16,12 @@ import torch.distributed as dist
 from paceline.checkpoint.fingerprint import PartSums, local_part, whole_fingerprints
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader
-from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.readers.fill import Kinds, emptied_where_it_fails, fill
-from paceline.checkpoint.shards import DTYPES, dtype_name
+from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.errors import ConfigError, StorageError, nearest
-
-SMALL_PART = 16  # of what a rank checks: such as the numbers of an optimizer that all ranks hold and one has written
 
 
 class Loaded(NamedTuple):
@@ -105,10 +103,10 @@ def _load(
 ) -> tuple[dict[str, object], tuple[str, ...]]:
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
-    manifest, kinds, chunks, are_shared = _open_for(path, tensors, may_skip, ranks)
+    manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
     with torch.no_grad(), emptied_where_it_fails(tensors):
         checks = manifest.share(ranks.rank, ranks.size) if verify else {}
-        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify, not are_shared))
+        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify))
         if verify:
             _check_values(path, sums, kinds, ranks)
     return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
@@ -153,11 +151,8 @@ def _sums_agree(here: PartSums, kinds: Kinds, ranks: Ranks) -> bool:
 
 def _open_for(
     path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks
-) -> tuple[Manifest, Kinds, Mapping[str, Chunks], bool]:
-    """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything.
-
-    And whether any rank reads much of files that another one checks: those are in the system's memory then.
-    """
+) -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
+    """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything."""
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
@@ -170,8 +165,7 @@ def _open_for(
 
     manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)
     names = sorted(kinds)
-    reads_others = _reads_others(manifest.share(ranks.rank, ranks.size), kinds, chunks)
-    *asked, are_shared = ranks.any_of([*(name in tensors for name in names), reads_others])
+    asked = ranks.any_of([name in tensors for name in names])
     unread = [name for name, is_asked in zip(names, asked, strict=True) if not is_asked]
     unread = [name for name in unread if not name.startswith(may_skip)]
     if unread:
@@ -181,18 +175,7 @@ def _open_for(
             "it was saved from another model or optimizer, or the optimizer's state does not exist yet",
             "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
         )
-    return manifest, kinds, chunks, are_shared
-
-
-def _reads_others(own: Mapping[str, FileEntry], kinds: Kinds, chunks: Mapping[str, Chunks]) -> bool:
-    """Return whether a rank reads more of files that other ranks check than a small part of what it checks itself."""
-    others = sum(
-        math.prod(chunk.sizes) * DTYPES[kinds[name].dtype][1]
-        for name, of_tensor in chunks.items()
-        for chunk in of_tensor
-        if chunk.file not in own
-    )
-    return others * SMALL_PART > sum(entry.bytes for entry in own.values())
+    return manifest, kinds, chunks
 
 
 def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from distributed import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from paceline.checkpoint import fingerprint, load_checkpoint, load_latest, save_checkpoint
 from paceline.checkpoint.files import destinations, pieces, read_back
 from paceline.checkpoint.files.destinations import Destination, Destinations, read_spread
 from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
@@ -54,11 +56,12 @@ def without_fingerprints(path: Path) -> None:
     write_document(path, 4, body)
 
 
-@pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a checkpoint of many pieces, which are read a little at a time."""
+@pytest.fixture(params=["a little at a time", "whole, hashed beside that"])
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """Return a checkpoint of many pieces, each of which is read a little at a time, or whole."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(read_back, "READ_BYTES", 100)
+    monkeypatch.setattr(read_back, "READ_BYTES", 100 if request.param == "a little at a time" else PIECE)
+    monkeypatch.setattr(read_back, "FEW_BYTES", 2**20 if request.param == "a little at a time" else 0)
     return save_checkpoint(tmp_path, 1, VALUES, {}, keep_last=1).path
 
 
@@ -115,6 +118,69 @@ def test_a_disk_that_errs_once_is_found_whenever_it_does(
             load_checkpoint(saved, target, may_skip=("turned",))
         found += all(map(is_empty, target.values()))
     assert found == whole
+
+
+@pytest.mark.parametrize("at", [0.1, 0.9])
+def test_an_older_checkpoint_comes_whole_after_what_was_half_read(saved: Path, at: float) -> None:
+    """Half of the newer values lie in the tensors when the flip is found."""
+    newer = save_checkpoint(saved.parent, 2, {name: ~value if value.dtype == torch.bool else value + 1
+                                              for name, value in VALUES.items()}, {}, keep_last=2).path  # fmt: skip
+    content = bytearray((newer / SHARD).read_bytes())
+    content[int(at * len(content))] ^= 8
+    (newer / SHARD).write_bytes(content)
+    target = blank()
+    loaded = load_latest(saved.parent, target)
+    assert loaded is not None and loaded.path == saved and "is damaged" in loaded.skipped[0]
+    assert all(torch.equal(target[name], value) for name, value in VALUES.items())
+
+
+def test_one_thread_reads_a_file_from_its_beginning_to_its_end_and_others_hash_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads that read it in turns left a disk idle whenever one waited for another: half of its rate."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2**16)
+    values = {str(number): torch.arange(2**16) + number for number in range(8)}
+    path, reads, hashed, preadv = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path, [], set[int](), os.preadv
+    digest = read_back._digest
+
+    def noted(file: int, rooms: Any, at: int) -> int:
+        if Path(f"/proc/self/fd/{file}").readlink().suffix == ".safetensors":
+            reads.append((threading.get_ident(), at))
+        return preadv(file, rooms, at)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    monkeypatch.setattr(read_back, "_digest", lambda *given: (hashed.add(threading.get_ident()), digest(*given))[1])
+    target = {name: torch.zeros_like(value) for name, value in values.items()}
+    load_checkpoint(path, target)
+    assert all(torch.equal(target[name], value) for name, value in values.items())
+    assert len(reads) > 50 and {thread for thread, _ in reads} == {threading.get_ident()}
+    assert [at for _, at in reads] == sorted(at for _, at in reads)
+    assert hashed and threading.get_ident() not in hashed
+
+
+def test_the_first_of_two_bad_files_is_named_though_the_second_is_read_before_the_first_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_back, "FEW_BYTES", 0)
+    good, files, preadv = bytes(range(200)), {}, os.preadv
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(good if name == "b" else good[:-1] + b"!")
+        files[name] = FileEntry(len(good), hashlib.sha256(good).hexdigest())
+    started, update = threading.Event(), read_back._digest
+
+    def failing(file: int, rooms: Any, at: int) -> int:
+        if Path(f"/proc/self/fd/{file}").readlink().name == "b":
+            started.set()
+            raise OSError(errno.EIO, "as a test wants")
+        return preadv(file, rooms, at)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    monkeypatch.setattr(read_back, "_digest", lambda *given: (started.wait(60), update(*given))[1])
+    with pytest.raises(StorageError, match="a is damaged"):
+        read_back.verify_files(tmp_path, files)
+    (tmp_path / "a").write_bytes(good)
+    with pytest.raises(StorageError, match=r"cannot read .*b"):
+        read_back.verify_files(tmp_path, files)
 
 
 def refused(root: str) -> list[str]:

@@ -129,7 +129,8 @@ class SaveInFlight:
         for to in self._to:
             try:
                 taken = taken or self._arrived(to)
-                self.outcomes.append(SaveOutcome(to, self.age_seconds, self._save(to, taken)))
+                info = self._save(to, taken)
+                self.outcomes.append(SaveOutcome(to, self.age_seconds, info))
             except BaseException as error:  # whoever asks for the outcome gets it
                 self.outcomes.append(SaveOutcome(to, self.age_seconds, error=error))
 

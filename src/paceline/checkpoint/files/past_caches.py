@@ -43,13 +43,22 @@ class Rooms:
     @contextlib.contextmanager
     def one(self) -> Iterator[memoryview]:
         """Lend a room."""
+        room = self.take()
+        yield room
+        self.give(room)
+
+    def take(self) -> memoryview:
+        """Return a room that nobody has, for whoever is to `give` it back."""
         try:
-            room = self._free.get_nowait()
+            return self._free.get_nowait()
         except queue.Empty:
             room, *others = self._made()
             for other in others:
                 self._free.put(other)
-        yield room
+            return room
+
+    def give(self, room: memoryview) -> None:
+        """Take a room back."""
         self._free.put(room)
 
     def _made(self) -> Iterator[memoryview]:

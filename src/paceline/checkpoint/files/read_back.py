@@ -5,56 +5,49 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoint.files.destinations import (
-    NOWHERE,
-    BytesInPlace,
-    Destinations,
-    copy_bytes,
-    cut_off,
-    read_spread,
-    tell,
-)
-from paceline.checkpoint.files.digests import new_digest
-from paceline.checkpoint.files.in_memory import is_in_memory
-from paceline.checkpoint.files.past_caches import BLOCK_BYTES, PastCaches, Rooms
-from paceline.checkpoint.files.pieces import AHEAD, HANDS
+from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
+from paceline.checkpoint.files.digests import BLAKE3, new_digest
+from paceline.checkpoint.files.past_caches import Rooms
+from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order
-COPIED_BYTES = 2**19  # at a time: they are hashed while they are in the cache
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
 
-def verify_files(
-    path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING, past_caches: bool = False
-) -> None:
+def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING) -> None:
     """Raise StorageError naming the first of the files in `path` whose content is not what was written.
 
-    Several pieces of them are hashed at once: one core hashes more slowly than a disk reads. What has a destination
-    comes there, and whether it is what was written is known when this returns. Where nobody else is to read the files
-    soon they may come `past_caches` of the system, as far as it does not have them in its memory.
+    This thread reads one piece after the other, as a disk is fastest, and others hash them meanwhile. What has a
+    destination comes there, and whether it is what was written is known when this returns.
     """
     pending: deque[_Piece] = deque()
-    count = HANDS * at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
+    count = _hashing(files.values())
     with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
-        for piece in _pieces(_open(path, files, into, opened, past_caches), hands):
+        for piece in _pieces(_open(path, files, into, opened), hands):
             pending.append(piece)
-            if len(pending) > AHEAD * count:
+            if len(pending) > count + AHEAD:
                 pending.popleft().take()
         for piece in pending:
             piece.take()
+
+
+def _hashing(files: Collection[FileEntry]) -> int:
+    """Return how many threads hash files. Who reads has a core to itself where hashing is as fast as a disk."""
+    if sum(entry.bytes for entry in files) <= FEW_BYTES:
+        return 0
+    return at_once() - all(entry.piece_digest == BLAKE3 for entry in files if entry.bytes > FEW_BYTES)
 
 
 @dataclass
@@ -66,34 +59,10 @@ class _File:
     content: Any
     digest: PiecesDigest
     into: Destinations
-    past: PastCaches | None = None
-    turn: threading.Lock = field(default_factory=threading.Lock)  # of who reads: one after the other, in order
-
-    @classmethod
-    def opened(cls, path: Path, entry: FileEntry, into: Destinations, past_caches: bool) -> _File:
-        """Open a file. Raises OSError."""
-        made = cls(path, entry, path.open("rb", buffering=0), PiecesDigest(entry), into)
-        descriptor = made.content.fileno()
-        length = os.fstat(descriptor).st_size
-        if past_caches and length > FEW_BYTES and not is_in_memory(descriptor, length):
-            made.past = PastCaches(path, descriptor, False)
-        return made
-
-    def comes_past(self, begin: int, end: int) -> PastCaches | None:
-        """Return what reads a part of the file past the caches; None where it is to come through them."""
-        if self.past is None or not self.past.is_used or begin % BLOCK_BYTES or end - begin < BLOCK_BYTES:
-            return None
-        return self.past
-
-    def close(self) -> None:
-        """Close the file."""
-        self.content.close()
-        if self.past is not None:
-            self.past.close()
 
     def check(self) -> None:
         """Close the file. Raises StorageError where its content is not what was written."""
-        self.close()
+        self.content.close()
         if self.digest.hexdigest() != self.entry.sha256:
             because = "its sha256 is not the manifest's, so its content changed after it was written"
             raise StorageError(f"{self.path} is damaged", because, "use an earlier checkpoint")
@@ -122,14 +91,12 @@ def _open(
     files: Mapping[str, FileEntry],
     into: Mapping[str, Destinations],
     opened: contextlib.ExitStack,
-    past_caches: bool,
 ) -> Iterator[_File]:
     """Yield the files, open; they are closed with `opened` at the latest."""
     for name, entry in files.items():
         with _told(path / name):
-            file = _File.opened(path / name, entry, into.get(name, NOWHERE), past_caches)
-        opened.callback(file.close)
-        yield file
+            content = opened.enter_context((path / name).open("rb", buffering=0))
+        yield _File(path / name, entry, content, PiecesDigest(entry), into.get(name, NOWHERE))
 
 
 def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
@@ -141,7 +108,8 @@ def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
         step = file.entry.piece_bytes or max(1, length)
         for at in range(0, max(1, length), step):
             end = min(at + step, length)
-            yield _Piece(file, hands.submit(_digest, file, at, end, rooms), at + step >= length)
+            in_turn = _read_in_turn if end - at <= READ_BYTES else _read_by_hand
+            yield _Piece(file, in_turn(file, at, end, rooms, hands), at + step >= length)
 
 
 class PiecesDigest:
@@ -184,50 +152,55 @@ class PiecesDigest:
         self._piece, self._held = new_digest(self._kind), 0
 
 
-def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
-    """Bring a part of a file to where it goes and return its digest; of fewer bytes where the file has become shorter.
+def _read_in_turn(file: _File, at: int, end: int, rooms: Rooms, hands: Hands) -> Future[bytes]:
+    """Bring a piece of a file to where it goes, and return its digest, on its way.
 
-    What is hashed are the bytes where they have come to. One thread at a time reads a file through the caches, while
-    others hash: a disk whose system reads on by itself is faster so than one that is asked for several places at once.
-    Past them it is the other way round.
+    It is that of the bytes where they have come to, and of fewer where the file has become shorter.
     """
+    room = rooms.take()
+
+    def hashed(stretches: Iterable[BytesInPlace]) -> bytes:
+        try:
+            return _digest(file, [stretches])
+        finally:
+            rooms.give(room)
+
+    try:
+        return hands.submit(hashed, _read(file, at, room[: end - at]))
+    except OSError as error:
+        rooms.give(room)
+        failed: Future[bytes] = Future()  # which counts when what comes before it was well
+        failed.set_exception(error)
+        return failed
+
+
+def _read_by_hand(file: _File, at: int, end: int, rooms: Rooms, hands: Hands) -> Future[bytes]:
+    """Do so with a piece that is read a little at a time, by one thread: no other can hash what comes next in it."""
+
+    def hashed() -> bytes:
+        with rooms.one() as room:
+            firsts = range(at, end, READ_BYTES)
+            return _digest(file, (_read(file, first, room[: min(READ_BYTES, end - first)]) for first in firsts))
+
+    return hands.submit(hashed)
+
+
+def _digest(file: _File, read: Iterable[Iterable[BytesInPlace]]) -> bytes:
+    """Return the digest of what was read of a piece, and tell the destinations that it is there."""
     digest, came = new_digest(file.entry.piece_digest), list[BytesInPlace]()
-    with rooms.one() as room:
-        for some in _read(file, at, end, room):
-            for stretch in some:
-                digest.update(stretch.content)
-                came += [stretch] if stretch.to is not None else []
+    for stretches in read:
+        for stretch in stretches:
+            digest.update(stretch.content)
+            came += [stretch] if stretch.to is not None else []
     tell(came)
     return digest.digest()
 
 
-def _read(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
-    """Yield the stretches of a part of a file, read straight to where they go, or past the caches and copied there."""
-    for first in range(at, end, READ_BYTES):
-        wanted = min(READ_BYTES, end - first)
-        found = file.into.places(first, room[:wanted])
-        past = file.comes_past(first, first + wanted)
-        if past is None:
-            with file.turn:
-                count = read_spread(file.content.fileno(), first, [each.content for each in found])
-            yield found if count == wanted else cut_off(found, count)
-        else:
-            count = past.read(room[:wanted], first)
-            yield from _spread(found if count == wanted else cut_off(found, count), room)
-        if count < wanted:
-            return
-
-
-def _spread(stretches: Iterable[BytesInPlace], room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
-    """Yield stretches that lie in a room one after the other, each copied to where it goes, a little at a time."""
-    at = 0
-    for each in stretches:
-        for begin in range(0, len(each.content), COPIED_BYTES):
-            content = each.content[begin : begin + COPIED_BYTES]
-            if each.to is not None:
-                copy_bytes(content, room[at : at + len(content)])
-            yield (BytesInPlace(content, each.to, each.at + begin),)
-            at += len(content)
+def _read(file: _File, at: int, room: memoryview) -> list[BytesInPlace]:
+    """Return stretches of a file, as many bytes as the room has or the file, read straight to where they go."""
+    found = file.into.places(at, room)
+    count = read_spread(file.content.fileno(), at, [each.content for each in found])
+    return found if count == len(room) else [each for each in cut_off(found, count) if each.content]
 
 
 @contextlib.contextmanager

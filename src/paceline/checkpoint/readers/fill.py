@@ -51,11 +51,10 @@ class Needed:
 
 def fill(
     path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks],
-    checks: Mapping[str, FileEntry], takes_sums: bool, past_caches: bool,
+    checks: Mapping[str, FileEntry], takes_sums: bool,
 ) -> PartSums:  # fmt: skip
     """Read this rank's parts of tensors into place, and all files that the rank `checks`; return sums of the parts.
 
-    The latter may come `past_caches` of the system, where no other rank is to read any of them soon.
     Raises StorageError where a file of these is not what was written, or another cannot be read. The tensors then hold
     what was read until then.
     """
@@ -64,7 +63,7 @@ def fill(
     with OpenShards(path) as opened:
         straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
-            verify_files(path, checks, straight, past_caches)
+            verify_files(path, checks, straight)
         _copy(path, later, opened)
     return sums.taken(tensors)
 

@@ -231,7 +231,8 @@ def _noticed(folder: str, good: bool) -> tuple[str, float]:
         patch.setattr(within_notice, "ABANDON_SECONDS", 0.05)
         hangs = range(2, 3) if good else range(1)
         gate = Gate(patch, hangs if here().rank == here().size - 1 else range(0))
-        run = training(Path(folder), every=2 if good else 99, asynchronous="off")
+        limits = {} if good else {"hanging_after": "0.3 s"}
+        run = training(Path(folder), every=2 if good else 99, asynchronous="off", **limits)
         policy = replace(run.spec.run.recovery, notice="2 s")
         run._keeper._run = replace(run._run, spec=replace(run.spec, run=replace(run.spec.run, recovery=policy)))
         began = 0.0
@@ -252,7 +253,7 @@ def _noticed(folder: str, good: bool) -> tuple[str, float]:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("good", [True, False])
 def test_a_last_save_that_hangs_ends_with_the_notice(tmp_path: Path, ranks: int, good: bool) -> None:
-    """The machine went, and nobody had said which checkpoint counts. Without any the run fails, and says so."""
+    """The machine went, and nobody had said which checkpoint counts. Without any a save may take longer."""
     for ended, _ in run_ranks(_noticed, ranks, str(tmp_path), good):
         assert ended == "somebody asks for it" if good else "the checkpoint of step 5 is not written after" in ended
     end = records(tmp_path, "run_ended")[-1]
@@ -262,6 +263,24 @@ def test_a_last_save_that_hangs_ends_with_the_notice(tmp_path: Path, ranks: int,
     if good:
         (stopped,) = [each for each in records(tmp_path, "decision") if each["what"] == "stop"]
         assert stopped["evidence"]["checkpoint"] == str(tmp_path / "checkpoints" / "step-00000004")
+
+
+@pytest.mark.parametrize("asynchronous", ["on", "off"])
+def test_a_save_took_as_long_as_until_it_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: str
+) -> None:
+    """The journal, the notice and the interval had the seconds until it began to write: next to none."""
+    ended, save_to = list[float](), SaveInFlight._save
+
+    def noted(flight: SaveInFlight, *given: Any) -> Any:
+        made = save_to(flight, *given)
+        ended.append(time.perf_counter() - flight._began)
+        return made
+
+    monkeypatch.setattr(SaveInFlight, "_save", noted)
+    through(training(tmp_path, asynchronous=asynchronous))
+    told = [record["seconds"] for record in records(tmp_path, "checkpoint")]
+    assert len(told) == 4 and all(took >= least for took, least in zip(told, ended, strict=True))
 
 
 def _abandoned(folder: str) -> list[str]:

@@ -175,13 +175,15 @@ class CheckpointKeeper:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one.
 
         Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
-        A save is waited for as long as the machine stays, or as one that does not hang may take, and then given up.
+        A save is waited for as long as the machine stays, and then given up; where no notice is set, or nothing on disk
+        would count instead, as long as one that does not hang may take.
         """
         notice, began, until = self._run.spec.run.recovery.notice, time.monotonic(), math.inf
         if notice is not None:
             if (kept := self._kept_within(notice, world)) is not None:
                 return kept
-            until = last_moment(began, notice, self._save_seconds)
+            if self._good_on_disk is not None:
+                until = last_moment(began, notice, self._save_seconds)
         try:
             return self.save_now(built, plan, world, progress, until)
         except RunInUse:
@@ -199,7 +201,7 @@ class CheckpointKeeper:
         has_ended, fits = waited_for(flight, took, notice, world)
         if flight is not None and has_ended:
             self._settled(world, flight.step)  # it may be the newest
-        known = self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
+        known = self._good_on_disk
         if known is None or fits:
             return None
         under_way = f", that of step {flight.step} is still under way" if flight is not None and not has_ended else ""
@@ -209,6 +211,11 @@ class CheckpointKeeper:
         because = f"{because} {format_seconds(notice)} after a notice"
         self._record.decided("stop", "a checkpoint of this moment", str(known), because)
         return known
+
+    @property
+    def _good_on_disk(self) -> Path | None:
+        """The newest whole checkpoint, where it is in the run's directory and not in the machine's memory."""
+        return self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
 
     def close(self, world: World) -> None:
         """Finish remote copies, and give the memory tier back: the newest state is on disk. Every rank calls it."""
