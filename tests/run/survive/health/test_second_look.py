@@ -58,6 +58,8 @@ def test_a_flipped_bit_is_found_and_its_rank_is_named(folder: Path, starts: Told
     who = "ranks 0, 1" if name == "both" else "rank 1"  # ranks of a tensor-parallel group compute together
     assert start.code == 4 and f"step 4: {who} computed a micro-batch twice" in start.what, start
     assert "the bits of the gradient of" in start.what
+    (end,) = records_of(folder / f"{name} flipped", "run_ended")
+    assert end["error"]["names_ranks"], "who tells it is another one, and was named beside them"
 
 
 def test_what_strikes_between_two_looks_is_not_seen(folder: Path, starts: Told) -> None:

@@ -28,7 +28,6 @@ NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 NOTHING = ("", "NONE", "FALSE", "MIGRATE_ON_HOST_MAINTENANCE")
 ENDING_EVENTS = ("Preempt", "Terminate", "Redeploy", "Reboot")  # of Azure: after Freeze a machine goes on
 NOT_THERE = (404, 410)  # nothing is announced
-UNKNOWN_TOKEN = 401
 ATTEMPTS = 3  # questions without an answer, one after the other, after which nobody is known to listen
 Failure = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)  # or no HTTP at all
 
@@ -68,7 +67,7 @@ class NoticeUrl:
             if error.code in NOT_THERE:
                 self._refusals = 0
                 return Announced()
-            self._token = ""
+            self._token = ""  # whose time may be over
             return self._refused(f"it answers {error.code} {error.reason}")
         except Failure as error:
             return self._refused(f"nobody answers: {getattr(error, 'reason', error)}")

@@ -69,7 +69,7 @@ class SecondLook:
                 f"{'its device' if len(found) == 1 else 'the device of one of them, which compute together,'} gives "
                 f"other numbers for the same sums; those of the other {self._world.size - len(found)} do not",
                 "take the device out of service and start again: the run resumes from the last checkpoint",
-            )
+            ).naming_ranks()
         return self._cost(time.perf_counter() - began, step_seconds)
 
     def _cost(self, seconds: float, step_seconds: float) -> list[DecisionRecord]:
