@@ -190,26 +190,6 @@ class MissingExtra(ConfigError):
         return MissingExtra, self._made_of  # which another process raises as it is here
 
 
-# How URLs of a kind of storage begin, what fsspec needs for it, and the extra that brings it. Of other kinds the error
-# of fsspec names the package.
-STORAGE_EXTRAS = (("s3", "s3fs", "s3"), ("s3a", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("gcs", "gcsfs", "gcs"))
-
-
-def missing_storage(url: str, purpose: str) -> MissingExtra | None:
-    """Return the error that an extra is missing for the storage of a URL; None where all that is known is there."""
-    try:
-        from fsspec import get_filesystem_class
-    except ImportError:
-        return MissingExtra("fsspec", "remote", purpose)
-    for scheme, package, extra in STORAGE_EXTRAS:
-        if scheme == url.partition("://")[0].lower():
-            try:
-                get_filesystem_class(scheme)
-            except ImportError:
-                return MissingExtra(package, extra, purpose)
-    return None
-
-
 class StorageError(PacelineError):
     """A checkpoint, journal or report cannot be written or read (74 is EX_IOERR of sysexits.h)."""
 

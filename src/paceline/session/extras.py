@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from paceline.errors import MissingExtra, missing_storage
+from paceline.errors import MissingExtra
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.exports import ExportsSpec
+from paceline.task.data.storage.extras import missing_storage
 
 OPENMETRICS = "openmetrics"  # which needs no package
 

@@ -19,9 +19,10 @@ from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import newest_first, next_sequence
-from paceline.errors import StorageError, missing_storage
+from paceline.errors import StorageError
 from paceline.patience import Patience
 from paceline.scratch import Scratch
+from paceline.task.data.storage.extras import missing_storage
 from paceline.units import format_seconds
 
 PIECE_BYTES = 2**22

@@ -7,14 +7,13 @@ two that match, the longer one counts. An option of a Task without a clause is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.load import Spec, spec_to_dict
-from paceline.spec.task import DataSpec, Task
 
 
 class OnResume(StrEnum):
@@ -162,7 +161,7 @@ def _with_whole_mix(options: dict[str, Any]) -> dict[str, Any]:
     """Return options by their dotted names in which every source of a mixture says all that a source may say."""
     if not isinstance(options.get(MIX), list):
         return options
-    unsaid = spec_to_dict(Spec(task=Task(data=DataSpec(mix=(MixSpec("unsaid"),)))))["task"]["data"]["mix"][0]
+    unsaid = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(MixSpec()).items()}
     return {**options, MIX: [{**unsaid, **each} for each in options[MIX]]}
 
 

@@ -355,7 +355,8 @@ def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
 
     (tmp_path / "cut.arrow").write_bytes((tmp_path / "whole.arrow").read_bytes()[:300])
     loaded: list[object] = [Loaded("whole.arrow", 3), Loaded("whole.arrow", 2), Loaded("whole.arrow", 1),
-                            Loaded("cut.arrow", 1), Loaded("none.arrow", 1), Streamed()]  # fmt: skip
+                            Loaded("cut.arrow", 1), Loaded("none.arrow", 1), Streamed(), {"train": Streamed()},
+                            {"train": Loaded("whole.arrow", 3)}]  # fmt: skip
     stand_in = types.SimpleNamespace(load_dataset=lambda name, **arguments: loaded.pop(0))
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     spec = DataSpec(source="hf:somebody/texts")
@@ -366,7 +367,10 @@ def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
     for name in ("cut", "none"):
         with pytest.raises(DataError, match=rf"{name}\.arrow cannot be read"):
             list_files(spec)
-    with pytest.raises(DataError, match="leave streaming out"):
+    for _ in range(2):
+        with pytest.raises(DataError, match="leave streaming out"):
+            list_files(spec)
+    with pytest.raises(DataError, match="has several splits"):
         list_files(spec)
 
 

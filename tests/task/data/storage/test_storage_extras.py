@@ -16,13 +16,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry, known_implementations
 
 from paceline.checkpoint.tiers.remote import RemoteStore
-from paceline.errors import STORAGE_EXTRAS, MissingExtra, missing_storage
+from paceline.errors import MissingExtra
 from paceline.session.extras import check_extras
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.remote_out import prepare_remote
 from paceline.task.data.source import open_sources
+from paceline.task.data.storage.extras import STORAGE_EXTRAS, missing_storage
 from paceline.task.data.storage.remote import RemoteFiles
 
 ROOT = Path(__file__).parents[4]

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataError, missing_storage
+from paceline.errors import DataError
 from paceline.task.data.daemons import DaemonThreads
+from paceline.task.data.storage.extras import missing_storage
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.retries import Retries, may_pass
 
