@@ -101,7 +101,8 @@ def write_folder(folder: Path, template: str, blanks: bool = False) -> str:
         vocab_size=400, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    tokenizer.train_from_iterator([json.dumps(talk, ensure_ascii=False) for talk in TALKS.values()], trainer)
+    texts = [json.dumps(talk, ensure_ascii=False) for talk in TALKS.values()]
+    tokenizer.train_from_iterator([*texts, TEMPLATE, json.dumps(WEATHER, ensure_ascii=False)], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
     return str(folder)

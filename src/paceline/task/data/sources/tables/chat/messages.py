@@ -29,9 +29,9 @@ _TOOLS_FORM = 'a list such as [{"type": "function", "function": {"name": "...", 
 A_TEXT = f"a text in every row, or {LEAVE_OUT}"
 
 Plain = Any  # plain data, as JSON has them
-Message = Mapping[str, Plain]
+ChatMessage = Mapping[str, Plain]
 Schema = Mapping[str, Plain]
-Messages = Sequence[Message]
+Messages = Sequence[ChatMessage]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Conversation:
 
     def with_arguments_as_text(self) -> Conversation:
         """Return the same conversation, whose calls have their arguments as JSON."""
-        messages: list[Message] = []
+        messages: list[ChatMessage] = []
         for message in self.messages:
             found = dict(message)
             if calls := message.get("tool_calls"):
@@ -64,7 +64,7 @@ def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str
     told = [_cell(values.get(name), where, name) for name in (asked, answered)]
     context = [_cell(values.get(name) or "", where, name) for name in about]  # it may be missing
     question = "\n\n".join(part for part in (told[0], *context) if part)
-    messages: list[Message] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
+    messages: list[ChatMessage] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
     return Conversation(_with_something_to_learn(messages, where))
 
 
@@ -84,7 +84,7 @@ def _from_json(value: object, where: str, field: str, form: str) -> object:
         raise DamagedData(f"{where}: '{field}' is not JSON", str(error), form) from error
 
 
-def _message(given: object, where: str) -> Message:
+def _message(given: object, where: str) -> ChatMessage:
     """Return a message as its role, its content and its calls."""
     if isinstance(given, Mapping):
         for role_key, content_key in KEYS:
@@ -112,10 +112,10 @@ def _beside(given: Mapping[str, object]) -> dict[str, str]:
     return found if thought is None else {**found, **dict.fromkeys(REASONING[:2], thought)}
 
 
-def _calls(given: object, where: str) -> list[Message]:
+def _calls(given: object, where: str) -> list[ChatMessage]:
     """Return calls of tools as OpenAI writes them, with arguments that are read from JSON."""
     given = _from_json(given, where, "tool_calls", _CALL_FORM)
-    found: list[Message] = []
+    found: list[ChatMessage] = []
     for each in given if isinstance(given, list) else [given]:
         inner = each.get("function") if isinstance(each, Mapping) else None
         function = inner if isinstance(inner, Mapping) else each
@@ -167,7 +167,7 @@ def _content(given: object, where: str) -> str | None:
     return "".join(part["text"] for part in given)
 
 
-def _with_something_to_learn(messages: list[Message], where: str) -> list[Message]:
+def _with_something_to_learn(messages: list[ChatMessage], where: str) -> list[ChatMessage]:
     learnt = [message for message in messages if message["role"] == LEARNT_ROLE]
     if not any(message.get("content") or message.get("tool_calls") for message in learnt):
         roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))

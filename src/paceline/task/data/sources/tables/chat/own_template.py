@@ -135,7 +135,7 @@ def _environment() -> Any:
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class SaidBlocks(Extension):
         """Marks what a template says is the assistant's: `{% generation %} ... {% endgeneration %}`."""
 
         tags = frozenset({"generation"})
@@ -150,7 +150,7 @@ def _environment() -> Any:
             return f"{SAID}{caller()}{SAID_END}"
 
     found = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
+        trim_blocks=True, lstrip_blocks=True, extensions=[SaidBlocks, LoopControlExtension]
     )
     found.globals["raise_exception"] = _refuse
     found.filters["tojson"] = _to_json

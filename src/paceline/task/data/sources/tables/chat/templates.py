@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, TOOL_ROLE, Conversation, Message
+from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, TOOL_ROLE, ChatMessage, Conversation
 from paceline.task.data.sources.tables.chat.parts import TextPart
 
 TOOLS_BEFORE = (
@@ -85,7 +85,7 @@ def _turns(conversation: Conversation) -> Iterator[tuple[str, str]]:
         yield "user", "\n".join(answers)
 
 
-def _calls(message: Message) -> list[dict[str, object]]:
+def _calls(message: ChatMessage) -> list[dict[str, object]]:
     return [call["function"] for call in message.get("tool_calls", ())]
 
 
