@@ -28,7 +28,7 @@ from paceline.task.data.sources.tables.chat.messages import (
     Conversation,
     messages_of,
 )
-from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_templates
 from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
@@ -123,7 +123,7 @@ def preference_pairs(
 
 def _template_of(name: str, tokenizer: str) -> Template:
     if name == "auto":
-        name = "tokenizer" if tokenizer != "bytes" and own_template(tokenizer) else "plain"
+        name = "tokenizer" if tokenizer != "bytes" and own_templates(tokenizer) else "plain"
     return of_tokenizer(tokenizer) if name == "tokenizer" else TEMPLATES[name]
 
 

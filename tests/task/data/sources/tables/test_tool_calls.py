@@ -215,6 +215,28 @@ def test_a_template_that_takes_arguments_as_text_or_asks_for_the_date_is_answere
     assert segments[0].text.startswith("<|im_start|>"), "where a template has another way it takes that"
 
 
+@pytest.mark.parametrize("in_config", [True, False])
+def test_a_folder_with_a_template_for_tools_has_its_conversations_with_tools_by_that(
+    tmp_path: Path, in_config: bool
+) -> None:
+    folder = write_folder(tmp_path, CALLS_FORGOTTEN)
+    if in_config:
+        (tmp_path / "chat_template.jinja").unlink()
+        both = [
+            {"name": name, "template": text} for name, text in (("tool_use", UNMARKED), ("default", CALLS_FORGOTTEN))
+        ]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": both}))
+    else:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(UNMARKED)
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for tools in (None, [WEATHER]):
+        segments = of_tokenizer(folder)(messages_of(TALKS["no call"], "here", "messages", tools))
+        text = tokenizer.apply_chat_template(TALKS["no call"], tools=tools, tokenize=False)
+        assert "".join(segment.text for segment in segments) == text
+
+
 def test_a_template_that_rewrites_what_it_wrote_is_told(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "{{ messages | length }}{% for m in messages %} {{ m.content }}{% endfor %}")
     with pytest.raises(TemplateRefusal, match="rewrites"):

@@ -17,7 +17,7 @@ from paceline.task.data.sources.tables.chat.messages import (
     turn_messages,
     without_nulls,
 )
-from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_templates
 from paceline.task.data.sources.tables.chat.parts import TextPart
 from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
 from paceline.task.data.sources.tables.columns import TableColumns
@@ -63,7 +63,7 @@ def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
         return RowWriter(columns, plain, "a prompt, then its completion, whose tokens count")
     name = data.template
     if name == "auto":
-        name = "tokenizer" if own_template(data.tokenizer) else "plain"
+        name = "tokenizer" if own_templates(data.tokenizer) else "plain"
     if name == "tokenizer":
         return RowWriter(columns, of_tokenizer(data.tokenizer), "conversations by the tokenizer's own chat template")
     return RowWriter(columns, TEMPLATES[name], f"conversations by the template '{name}'")
