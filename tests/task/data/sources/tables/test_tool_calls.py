@@ -230,7 +230,7 @@ def test_a_folder_with_a_template_for_tools_has_its_conversations_with_tools_by_
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(UNMARKED)
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     for tools in (None, [WEATHER]):
         segments = of_tokenizer(folder)(messages_of(TALKS["no call"], "here", "messages", tools))
         text = tokenizer.apply_chat_template(TALKS["no call"], tools=tools, tokenize=False)
