@@ -107,7 +107,7 @@ def of_tokenizer(tokenizer: str) -> Template:
         uncalled = [{name: each for name, each in one.items() if name != "tool_calls"} for one in messages]
         if conversation.calls() and text == _said_or_nothing(lambda: render(uncalled, tools, False)):
             raise TemplateRefusal("it writes no calls of tools")
-        return list(_parts(text, spans))
+        return list(_parts(text, _learnt(spans, conversation)))
 
     return segments
 
@@ -216,7 +216,7 @@ def _said(text: str) -> tuple[str, Spans]:
             begun, depth = (length if not depth else begun), depth + 1
         elif piece == SAID_END:
             depth -= 1
-            if not depth and begun < length:
+            if not depth:
                 spans.append((begun, length))
         else:
             found.append(piece)
@@ -224,10 +224,21 @@ def _said(text: str) -> tuple[str, Spans]:
     return "".join(found), spans
 
 
+def _learnt(spans: Spans, conversation: Conversation) -> Spans:
+    """Return those of what the assistant says that are learnt."""
+    said = [at for at, message in enumerate(conversation.messages) if message["role"] == LEARNT_ROLE]
+    if conversation.left_out.isdisjoint(said):
+        return spans
+    if len(spans) != len(said):
+        raise TemplateRefusal("its generation blocks are not one for each of the assistant's messages, some of which "
+                              "are not to be learnt")  # fmt: skip
+    return [span for span, at in zip(spans, said, strict=True) if conversation.is_learnt(at)]
+
+
 def _parts(text: str, spans: Spans) -> Iterator[TextPart]:
     """Yield a text's parts: those that count and those that do not, and special tokens that a message spells out."""
     edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
-    counted = {start for start, _ in spans}
+    counted = {start for start, stop in spans if start < stop}
     plain, goes_on = False, False
     for start, stop in pairwise(edges):
         for piece in re.split(f"([{SPELT}{SPELT_END}])", text[start:stop]):
