@@ -143,7 +143,7 @@ class TableSurvey:
     def identity(self) -> list[object]:
         """Return plain data that say what is made of which rows."""
         data, columns = self.reader.data, self.reader.columns
-        labels = [self.labels.kind, *self.labels.classes] if self.labels else []
+        labels = [self.labels.kind, self.labels.are_hot, *self.labels.classes] if self.labels else []
         template = [data.template, own_templates(data.tokenizer)] if columns.kind in ("chat", "completion") else []
         return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
                 columns.names, columns.because, labels, template]  # fmt: skip
