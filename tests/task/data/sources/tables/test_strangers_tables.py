@@ -199,6 +199,16 @@ def test_a_column_of_0_and_1_for_each_class_is_several_labels(settled: Settle) -
             settled("again.jsonl", lines_of([kinds, kinds]), **options)
 
 
+def test_codes_with_zeros_before_them_are_names(settled: Settle) -> None:
+    """ "007" and "7" were one class, and the exported classes had lost their zeros."""
+    rows = [("a", "007"), ("b", "7"), ("c", "012"), ("d", "007")]
+    table = settled("codes.csv", csv_of("text,label", rows))
+    assert table.labels is not None and table.labels.classes == ("007", "012", "7")
+    assert table.label_array("train").tolist() == [0, 2, 1, 0]
+    table = settled("numbers.csv", csv_of("text,label", [("a", "10"), ("b", "9"), ("c", "0")]))
+    assert table.labels is not None and table.labels.classes == ("0", "9", "10")
+
+
 def test_lists_of_0_and_1_say_of_every_class_whether_a_row_has_it(settled: Settle) -> None:
     """They were taken for lists of the class numbers 0 and 1, without a word."""
     for name, rows in (

@@ -17,6 +17,7 @@ from paceline.errors import DamagedData, DataError, suggestion
 from paceline.spec.task import DataSpec
 
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_CODE = re.compile(r"[-+]?0\d+")  # "007" is another class than "7", and keeps its name
 OTHER_LABELS = 'label_field names another column; labels = "classification" takes each value for a class'
 SEPARATOR = "|"  # of several labels in one field of text
 OTHER_SEPARATORS = (";", ",", "/", "\t")  # that tables have in its place
@@ -230,7 +231,7 @@ def check_classes(seen: Collection[str], column: str, name: str) -> None:
 def ordered_classes(values: Any) -> tuple[str, ...]:
     """Return the names of classes in an order that does not depend on the rows': by number, or by text."""
     numbers = _numbers(values)
-    if numbers is None:
+    if numbers is None or any(isinstance(value, str) and _CODE.fullmatch(value) for value in values):
         return tuple(sorted({str(value) for value in values}))
     return tuple(_number_name(number) for number in sorted(set(numbers)))
 
