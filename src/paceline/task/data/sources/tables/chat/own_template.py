@@ -25,7 +25,7 @@ from paceline.task.data.sources.tokenizer import is_own, special_tokens_of
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-DEFAULT, TOOL_USE = "default", "tool_use"
+MAIN, TOOL_USE = "default", "tool_use"
 OTHERS = 'template = "chatml", "llama3" or "plain"'
 # Unicode has these for programs' own use: no text holds them.
 SPELT, SPELT_END, SAID, SAID_END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
@@ -45,12 +45,12 @@ def own_templates(tokenizer: str) -> dict[str, str]:
     if isinstance(found, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
     else:
-        named = {DEFAULT: found}
-    for name in (DEFAULT, TOOL_USE):
-        path = folder / TEMPLATE_FILE if name == DEFAULT else folder / MORE_TEMPLATES / f"{name}.jinja"
+        named = {MAIN: found}
+    for name in (MAIN, TOOL_USE):
+        path = folder / TEMPLATE_FILE if name == MAIN else folder / MORE_TEMPLATES / f"{name}.jinja"
         with contextlib.suppress(OSError):
             named[name] = path.read_text("utf-8")
-    return {name: text for name in (DEFAULT, TOOL_USE) if isinstance(text := named.get(name), str) and text}
+    return {name: text for name in (MAIN, TOOL_USE) if isinstance(text := named.get(name), str) and text}
 
 
 def tokenizer_config(folder: Path) -> dict[str, object]:
