@@ -147,8 +147,9 @@ def _pair(path: Path, number: int, line: str) -> AnswerPair:
         raise DataError(f"{where} is not JSON", str(error), "one JSON object a line") from error
     given = [record.get(field) if isinstance(record, Mapping) else None for field in FIELDS]
     prompt, chosen, rejected = given
+    tools = record.get(TOOLS_FIELD) if isinstance(record, Mapping) else None
     if isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list | None):
-        first, second = (_conversation(where, prompt, *side, record.get(TOOLS_FIELD))
+        first, second = (_conversation(where, prompt, *side, tools)
                          for side in (("chosen", chosen), ("rejected", rejected)))  # fmt: skip
         return ChatPair((first, second), where)
     if wrong := [field for field, text in zip(FIELDS, given, strict=True) if not isinstance(text, str)]:

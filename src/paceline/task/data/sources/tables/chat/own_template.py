@@ -148,7 +148,7 @@ def _environment() -> Any:
     class SaidBlocks(Extension):
         """Marks what a template says is the assistant's: `{% generation %} ... {% endgeneration %}`."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares a set
 
         def parse(self, parser: Any) -> Any:
             """Return a block that calls `_said`."""
