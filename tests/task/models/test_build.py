@@ -197,7 +197,7 @@ def test_libraries_are_imported_while_the_collector_rests(tmp_path: Path, monkey
 
     monkeypatch.setitem(sys.modules, "transformers", Library("transformers"))
     (tmp_path / "config.json").write_text('{"architectures": ["OwnForCausalLM"], "model_type": "own"}')
-    build_model(ModelSpec(f"hf:{tmp_path}"), 257, 8, seed=7)
+    build_model(ModelSpec(f"hf:{tmp_path}", weights="none"), 257, 8, seed=7)
     assert seen == {"OwnForCausalLM": False, "AutoConfig": False} and gc.isenabled()
     (tmp_path / "slow_library.py").write_text(
         "import gc\nfrom torch import nn\nSEEN = gc.isenabled()\nbuild = nn.Identity\n"
