@@ -28,7 +28,7 @@ from paceline.task.data.sources.tables.chat.messages import (
     Conversation,
     messages_of,
 )
-from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_templates
 from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
@@ -123,7 +123,7 @@ def preference_pairs(
 
 def _template_of(name: str, tokenizer: str) -> Template:
     if name == "auto":
-        name = "tokenizer" if tokenizer != "bytes" and own_template(tokenizer) else "plain"
+        name = "tokenizer" if tokenizer != "bytes" and own_templates(tokenizer) else "plain"
     return of_tokenizer(tokenizer) if name == "tokenizer" else TEMPLATES[name]
 
 
@@ -147,8 +147,9 @@ def _pair(path: Path, number: int, line: str) -> AnswerPair:
         raise DataError(f"{where} is not JSON", str(error), "one JSON object a line") from error
     given = [record.get(field) if isinstance(record, Mapping) else None for field in FIELDS]
     prompt, chosen, rejected = given
+    tools = record.get(TOOLS_FIELD) if isinstance(record, Mapping) else None
     if isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, str | list | None):
-        first, second = (_conversation(where, prompt, *side, record.get(TOOLS_FIELD))
+        first, second = (_conversation(where, prompt, *side, tools)
                          for side in (("chosen", chosen), ("rejected", rejected)))  # fmt: skip
         return ChatPair((first, second), where)
     if wrong := [field for field, text in zip(FIELDS, given, strict=True) if not isinstance(text, str)]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import load_object
 from paceline.spec.model_folder import folder_of
@@ -47,7 +48,8 @@ def factory_of(model: Model) -> Factory | None:
     if folder_of(model.name) is not None:
         road = road_of(model.name)
         return Factory(functools.partial(build_theirs, road), model.arguments, f"{road.architecture} of {road.folder}")
-    factory = load_object(model.name, "task.model.name")
+    with collector_at_rest():
+        factory = load_object(model.name, "task.model.name")
     if isinstance(factory, nn.Module):
         return None
     if not callable(factory):

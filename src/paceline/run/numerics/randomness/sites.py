@@ -19,7 +19,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 _OURS = (
     "paceline.run.numerics.randomness.",
     "paceline.task.entries_read",
-    "paceline.verify.rounding.narrow",
+    "paceline.verify.rounding.",
 )  # between a program and its caller, and not always there
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 
@@ -33,6 +33,7 @@ def site_of_caller(module_of: Callable[[object], object] = lambda found: None) -
     """
     frame: Any = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
+    between = False  # whether something of ours stands between this frame and the one inside it
     while frame is not None and len(found) < DEPTH:
         name = frame.f_globals.get("__name__", "")
         ours = name.startswith(_OURS)
@@ -40,7 +41,12 @@ def site_of_caller(module_of: Callable[[object], object] = lambda found: None) -
             if name == CHECKPOINT:
                 module_of(None)
             break
-        if not ours and (not name.startswith("torch") or name.startswith("torch.nn.")) and name not in _SKIPPED:
+        if between and found and found[-1] == (frame.f_code, frame.f_lasti):
+            between = False  # a function of torch's that was called again, as every mode within another does
+        elif ours:
+            between = True
+        elif (not name.startswith("torch") or name.startswith("torch.nn.")) and name not in _SKIPPED:
+            between = False
             found.append((frame.f_code, frame.f_lasti))
             if frame.f_code.co_name == "forward" and isinstance(owner := frame.f_locals.get("self"), nn.Module):
                 module_of(owner)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import ConfigError, MissingExtra
 from paceline.task.models.huggingface.road import Road, read_config
 
@@ -21,12 +22,14 @@ def build_theirs(road: Road, **changes: object) -> object:
     are quantised.
     """
     architecture = str(changes.get(ARCHITECTURE, road.architecture))
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", EXTRA, f"building {architecture} from {road.folder}") from error
+    with collector_at_rest():  # in a first start planning has imported it so; in a later one, which traces nothing, not
+        try:
+            import transformers
+        except ImportError as error:
+            raise MissingExtra("transformers", EXTRA, f"building {architecture} from {road.folder}") from error
+        kind = getattr(transformers, architecture, None)  # which imports it
+        configs = transformers.AutoConfig
     refuse_foreign(road.folder, road.architecture)
-    kind = getattr(transformers, architecture, None)
     if kind is None:
         raise ConfigError(
             f"transformers {transformers.__version__} has no {architecture}",
@@ -36,7 +39,7 @@ def build_theirs(road: Road, **changes: object) -> object:
         )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of entries that its class does not know
-        config = transformers.AutoConfig.from_pretrained(str(road.folder), **_entries(changes))
+        config = configs.from_pretrained(str(road.folder), **_entries(changes))
     return kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
 
 

@@ -199,6 +199,37 @@ def test_a_column_of_0_and_1_for_each_class_is_several_labels(settled: Settle) -
             settled("again.jsonl", lines_of([kinds, kinds]), **options)
 
 
+def test_codes_with_zeros_before_them_are_names(settled: Settle) -> None:
+    """ "007" and "7" were one class, and the exported classes had lost their zeros."""
+    rows = [("a", "007"), ("b", "7"), ("c", "012"), ("d", "007")]
+    table = settled("codes.csv", csv_of("text,label", rows))
+    assert table.labels is not None and table.labels.classes == ("007", "012", "7")
+    assert table.label_array("train").tolist() == [0, 2, 1, 0]
+    table = settled("numbers.csv", csv_of("text,label", [("a", "10"), ("b", "9"), ("c", "0")]))
+    assert table.labels is not None and table.labels.classes == ("0", "9", "10")
+
+
+def test_lists_of_0_and_1_say_of_every_class_whether_a_row_has_it(settled: Settle) -> None:
+    """They were taken for lists of the class numbers 0 and 1, without a word."""
+    for name, rows in (
+        ("three", [[1, 0, 1], [0, 0, 1], [1.0, 1.0, 1.0], [0, 0, 0]]),
+        ("two", [[1, 0], [0, 1], [0, 1]]),
+    ):
+        table = settled(f"{name}.jsonl", lines_of([{"text": str(at), "labels": row} for at, row in enumerate(rows)]))
+        assert table.labels is not None and table.labels.classes == tuple(map(str, range(len(rows[0]))))
+        assert table.label_array("train").tolist() == rows
+        assert "one for each of" in table.labels.because
+    rows = [[1, 0], [0], [1, 0], [0]]  # of several lengths they are class numbers
+    table = settled("numbers.jsonl", lines_of([{"text": str(at), "labels": row} for at, row in enumerate(rows)]))
+    assert table.label_array("train").tolist() == [[1, 1], [1, 0], [1, 1], [1, 0]]
+    files = {f"{split}.jsonl": lines_of([{"text": str(at), "labels": row} for at, row in enumerate(rows)])
+             for split, rows in (("train", [[1, 0], [0, 1]]), ("validation", [[1, 0, 0]]))}  # fmt: skip
+    with pytest.raises(PacelineError, match="has 3 labels"):
+        settled("uneven", files)
+    with pytest.raises(PacelineError, match="lists of fractions"):
+        settled("soft.jsonl", lines_of([{"text": "a", "labels": [0.2, 0.8]}, {"text": "b", "labels": [0.5, 0.5]}]))
+
+
 def parquet_of(**columns: list[Any]) -> bytes:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     content = arrow.BufferOutputStream()

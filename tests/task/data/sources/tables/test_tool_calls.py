@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import DamagedData, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.pairs import preference_pairs
-from paceline.task.data.sources.tables.chat.messages import Conversation, messages_of
+from paceline.task.data.sources.tables.chat.messages import Conversation, completed_messages, messages_of
 from paceline.task.data.sources.tables.chat.own_template import of_tokenizer
 from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.chat.templates import TEMPLATES, TemplateRefusal, chatml
@@ -101,7 +101,8 @@ def write_folder(folder: Path, template: str, blanks: bool = False) -> str:
         vocab_size=400, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    tokenizer.train_from_iterator([json.dumps(talk, ensure_ascii=False) for talk in TALKS.values()], trainer)
+    texts = [json.dumps(talk, ensure_ascii=False) for talk in TALKS.values()]
+    tokenizer.train_from_iterator([*texts, TEMPLATE, json.dumps(WEATHER, ensure_ascii=False)], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
     return str(folder)
@@ -212,6 +213,55 @@ def test_a_template_that_takes_arguments_as_text_or_asks_for_the_date_is_answere
     source = "{% if strftime_now is defined %}{{ strftime_now(' %Y') }}{% endif %}" + UNMARKED
     segments = of_tokenizer(write_folder(tmp_path, source))(messages_of(TALKS["a call"], "here", "messages"))
     assert segments[0].text.startswith("<|im_start|>"), "where a template has another way it takes that"
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, UNMARKED, "plain", "chatml", "llama3"])
+def test_a_message_of_the_weight_0_and_a_prompt_of_messages_are_not_learnt(tmp_path: Path, template: str) -> None:
+    """OpenAI's weights were not heeded: what was marked as wrong was learnt."""
+    write = TEMPLATES.get(template) or of_tokenizer(write_folder(tmp_path, template))
+    talk = [ASKED, SAID, *THANKS, ASKED, {"role": "assistant", "content": "Hail."}]
+
+    def learnt(conversation: Conversation) -> tuple[bool, ...]:
+        said = "".join(segment.text for segment in write(conversation) if segment.counted)
+        assert "Köln" not in said
+        return tuple(word in said for word in ("Rain and sun.", "Not at all.", "Hail."))
+
+    for weights in ((0, 1, 1), (1, 0, 0), (0, 0, 1), (1, 1, 1)):
+        given = [dict(message) for message in talk]
+        for at, weight in zip((1, 3, 5), weights, strict=True):
+            given[at]["weight"] = weight
+        assert learnt(messages_of(given, "here", "messages")) == tuple(map(bool, weights))
+    assert learnt(completed_messages(talk[:3], talk[3:], "here")) == (False, True, True)
+    assert learnt(completed_messages("What is it like in Köln?", talk[5:], "here")) == (False, False, True)
+    for wrong, told in (
+        ([ASKED, {**SAID, "weight": 0}], "is not to be learnt"),
+        ([ASKED, {**SAID, "weight": 0.5}], "or of 1"),
+    ):
+        with pytest.raises(DamagedData) as caught:
+            messages_of(wrong, "here", "messages")
+        assert told in f"{caught.value.because} {caught.value.try_}"
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+def test_a_folder_with_a_template_for_tools_has_its_conversations_with_tools_by_that(
+    tmp_path: Path, in_config: bool
+) -> None:
+    folder = write_folder(tmp_path, CALLS_FORGOTTEN)
+    if in_config:
+        (tmp_path / "chat_template.jinja").unlink()
+        both = [
+            {"name": name, "template": text} for name, text in (("tool_use", UNMARKED), ("default", CALLS_FORGOTTEN))
+        ]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": both}))
+    else:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(UNMARKED)
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    for tools in (None, [WEATHER]):
+        segments = of_tokenizer(folder)(messages_of(TALKS["no call"], "here", "messages", tools))
+        text = tokenizer.apply_chat_template(TALKS["no call"], tools=tools, tokenize=False)
+        assert "".join(segment.text for segment in segments) == text
 
 
 def test_a_template_that_rewrites_what_it_wrote_is_told(tmp_path: Path) -> None:

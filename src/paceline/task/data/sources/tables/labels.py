@@ -17,6 +17,7 @@ from paceline.errors import DamagedData, DataError, suggestion
 from paceline.spec.task import DataSpec
 
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_CODE = re.compile(r"[-+]?0\d+")  # "007" is another class than "7", and keeps its name
 OTHER_LABELS = 'label_field names another column; labels = "classification" takes each value for a class'
 SEPARATOR = "|"  # of several labels in one field of text
 OTHER_SEPARATORS = (";", ",", "/", "\t")  # that tables have in its place
@@ -33,6 +34,7 @@ class Labels:
     kind: str  # classification, regression or multi_label
     classes: tuple[str, ...]
     because: str
+    are_hot: bool = False  # whether each row says of every class by 0 or 1 whether it has it
 
     @property
     def outputs(self) -> int:
@@ -97,12 +99,18 @@ class LabelSurvey:
     rows: int = 0
     lists: int = 0
     too_many: bool = False
+    lengths: set[int] = field(default_factory=set)  # of lists, up to two of them
+    only_0_and_1: bool = True  # in lists
 
     def see(self, value: object) -> None:
         """Take note of a row's label, as `label_value` gave it."""
         self.rows += 1
         several = value if isinstance(value, tuple) else (value,)
-        self.lists += isinstance(value, tuple)
+        if isinstance(value, tuple):
+            self.lists += 1
+            if len(self.lengths) < 2:
+                self.lengths.add(len(value))
+            self.only_0_and_1 = self.only_0_and_1 and all(each in (0, 1) for each in value)
         if len(self.counts) < MOST_DISTINCT:
             self.counts.update(several)
         else:
@@ -173,6 +181,16 @@ class LabelSurvey:
             counts.update(dict.fromkeys(_split(value), times))
         if not self.lists:
             self._refuse_unsplit(name)
+        if self.lists and not names and self.only_0_and_1 and len(self.lengths) == 1 and max(self.lengths) > 1:
+            classes = tuple(map(str, range(max(self.lengths))))
+            because = f"they are lists of 0 and 1, one for each of {len(classes)} classes"
+            return Labels("multi_label", classes, because, are_hot=True)
+        if self.lists and any(isinstance(value, float) and not value.is_integer() for value in counts):
+            shown = next(value for value in counts if isinstance(value, float) and not value.is_integer())
+            raise DataError(
+                f"the labels of {name} are lists of fractions", f"'{self.column}' holds {shown} in one of them, and "
+                "lists are of classes", "lists of names or of class numbers, or of 0 and 1 for each class",
+            )  # fmt: skip
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
         because = "they are columns of 0 and 1" if data.label_fields else because
         return Labels("multi_label", self._classes(data, counts, names, name), because)
@@ -213,7 +231,7 @@ def check_classes(seen: Collection[str], column: str, name: str) -> None:
 def ordered_classes(values: Any) -> tuple[str, ...]:
     """Return the names of classes in an order that does not depend on the rows': by number, or by text."""
     numbers = _numbers(values)
-    if numbers is None:
+    if numbers is None or any(isinstance(value, str) and _CODE.fullmatch(value) for value in values):
         return tuple(sorted({str(value) for value in values}))
     return tuple(_number_name(number) for number in sorted(set(numbers)))
 
@@ -226,6 +244,11 @@ def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str)
         return number
     if labels.kind == "classification":
         return _place(value, places, where)
+    if labels.are_hot:
+        if len(value) != len(labels.classes):  # a row for validation: those for training are all alike
+            raise DataError(f"{where} has {len(value)} labels", f"rows for training have {len(labels.classes)}",
+                            "0 or 1 for each class in every row")  # fmt: skip
+        return np.array(value, dtype=np.uint8)
     row = np.zeros(len(labels.classes), dtype=np.uint8)
     for part in _split(value):
         row[_place(part, places, where)] = 1

@@ -17,7 +17,7 @@ from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.reading.arrow import UnreadableValue
 from paceline.task.data.sources.reading.nested import fields_of
 from paceline.task.data.sources.tables.chat.messages import A_TEXT
-from paceline.task.data.sources.tables.chat.own_template import own_template
+from paceline.task.data.sources.tables.chat.own_template import own_templates
 from paceline.task.data.sources.tables.chat.parts import TextPart
 from paceline.task.data.sources.tables.chat.writer import RowWriter, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
@@ -143,8 +143,8 @@ class TableSurvey:
     def identity(self) -> list[object]:
         """Return plain data that say what is made of which rows."""
         data, columns = self.reader.data, self.reader.columns
-        labels = [self.labels.kind, *self.labels.classes] if self.labels else []
-        template = [data.template, own_template(data.tokenizer)] if columns.kind == "chat" else []
+        labels = [self.labels.kind, self.labels.are_hot, *self.labels.classes] if self.labels else []
+        template = [data.template, own_templates(data.tokenizer)] if columns.kind in ("chat", "completion") else []
         return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
                 columns.names, columns.because, labels, template]  # fmt: skip
 

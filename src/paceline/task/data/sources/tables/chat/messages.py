@@ -29,17 +29,25 @@ _TOOLS_FORM = 'a list such as [{"type": "function", "function": {"name": "...", 
 A_TEXT = f"a text in every row, or {LEAVE_OUT}"
 
 Plain = Any  # plain data, as JSON has them
-Message = Mapping[str, Plain]
+ChatMessage = Mapping[str, Plain]
 Schema = Mapping[str, Plain]
-Messages = Sequence[Message]
+Messages = Sequence[ChatMessage]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a row, and the tools that its assistant may call, as JSON schemas."""
+    """The messages of a row, and the tools that its assistant may call, as JSON schemas.
+
+    `left_out` are the places of the assistant's messages of which nothing is learnt.
+    """
 
     messages: Messages
     tools: Sequence[Schema] = ()
+    left_out: frozenset[int] = frozenset()
+
+    def is_learnt(self, at: int) -> bool:
+        """Return whether the message at a place is one of the assistant's that is learnt."""
+        return self.messages[at]["role"] == LEARNT_ROLE and at not in self.left_out
 
     def calls(self) -> list[str]:
         """Return the names of the functions that are called, in order."""
@@ -47,7 +55,7 @@ class Conversation:
 
     def with_arguments_as_text(self) -> Conversation:
         """Return the same conversation, whose calls have their arguments as JSON."""
-        messages: list[Message] = []
+        messages: list[ChatMessage] = []
         for message in self.messages:
             found = dict(message)
             if calls := message.get("tool_calls"):
@@ -55,7 +63,7 @@ class Conversation:
                 found["tool_calls"] = [{**call, "function": {**call["function"], "arguments": text}}
                                        for call, text in zip(calls, texts, strict=True)]  # fmt: skip
             messages.append(found)
-        return Conversation(messages, self.tools)
+        return Conversation(messages, self.tools, self.left_out)
 
 
 def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str) -> Conversation:
@@ -64,17 +72,39 @@ def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str
     told = [_cell(values.get(name), where, name) for name in (asked, answered)]
     context = [_cell(values.get(name) or "", where, name) for name in about]  # it may be missing
     question = "\n\n".join(part for part in (told[0], *context) if part)
-    messages: list[Message] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
-    return Conversation(_with_something_to_learn(messages, where))
+    messages: list[ChatMessage] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
+    return _with_something_to_learn(Conversation(messages), where)
 
 
-def messages_of(value: object, where: str, field: str, tools: object = None) -> Conversation:
-    """Return a row's messages, and its tools. Raises DamagedData where they are none, or no assistant speaks."""
+def messages_of(value: object, where: str, field: str, tools: object = None, begins: int = 0) -> Conversation:
+    """Return a row's messages, and its tools. Raises DamagedData where they are none, or no assistant speaks.
+
+    Of the messages before the one at `begins` nothing is learnt, nor of those whose `weight` is 0.
+    """
     value = _from_json(value, where, field, _FORM)
     if not isinstance(value, list) or not value:
         raise DamagedData(f"{where} has no messages", f"'{field}' holds {json.dumps(value, default=str)[:40]}", _FORM)
-    messages = _with_something_to_learn([_message(each, where) for each in value], where)
-    return Conversation(messages, _tools(tools, where))
+    messages = [_message(each, where) for each in value]
+    left_out = frozenset(at for at, each in enumerate(value) if at < begins or not _counts(each, where))
+    return _with_something_to_learn(Conversation(messages, _tools(tools, where), left_out), where)
+
+
+def completed_messages(prompt: object, completion: list[object], where: str, tools: object = None) -> Conversation:
+    """Return a prompt's messages and those that complete them, of which alone is learnt; a text is the user's."""
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(before, list):
+        raise DamagedData(f"{where} has messages that complete nothing",
+                          f"its prompt is {json.dumps(prompt, default=str)[:40]}", _FORM)  # fmt: skip
+    return messages_of([*before, *completion], where, "completion", tools, len(before))
+
+
+def _counts(given: object, where: str) -> bool:
+    """Return whether a message's `weight`, which OpenAI has for the assistant's, is not 0."""
+    weight = given.get("weight") if isinstance(given, Mapping) else None
+    if weight not in (None, 0, 1):
+        raise DamagedData(f"{where} holds a message of the weight {json.dumps(weight, default=str)[:20]}",
+                          "a message is learnt or it is not", "a weight of 0 or of 1")  # fmt: skip
+    return weight != 0
 
 
 def _from_json(value: object, where: str, field: str, form: str) -> object:
@@ -84,7 +114,7 @@ def _from_json(value: object, where: str, field: str, form: str) -> object:
         raise DamagedData(f"{where}: '{field}' is not JSON", str(error), form) from error
 
 
-def _message(given: object, where: str) -> Message:
+def _message(given: object, where: str) -> ChatMessage:
     """Return a message as its role, its content and its calls."""
     if isinstance(given, Mapping):
         for role_key, content_key in KEYS:
@@ -112,10 +142,10 @@ def _beside(given: Mapping[str, object]) -> dict[str, str]:
     return found if thought is None else {**found, **dict.fromkeys(REASONING[:2], thought)}
 
 
-def _calls(given: object, where: str) -> list[Message]:
+def _calls(given: object, where: str) -> list[ChatMessage]:
     """Return calls of tools as OpenAI writes them, with arguments that are read from JSON."""
     given = _from_json(given, where, "tool_calls", _CALL_FORM)
-    found: list[Message] = []
+    found: list[ChatMessage] = []
     for each in given if isinstance(given, list) else [given]:
         inner = each.get("function") if isinstance(each, Mapping) else None
         function = inner if isinstance(inner, Mapping) else each
@@ -167,15 +197,15 @@ def _content(given: object, where: str) -> str | None:
     return "".join(part["text"] for part in given)
 
 
-def _with_something_to_learn(messages: list[Message], where: str) -> list[Message]:
-    learnt = [message for message in messages if message["role"] == LEARNT_ROLE]
+def _with_something_to_learn(found: Conversation, where: str) -> Conversation:
+    learnt = [message for at, message in enumerate(found.messages) if found.is_learnt(at)]
     if not any(message.get("content") or message.get("tool_calls") for message in learnt):
-        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in messages))
+        roles = ", ".join(dict.fromkeys(str(message["role"]) for message in found.messages))
         because = f"no message is the {LEARNT_ROLE}'s: roles are {roles}"
         if LEARNT_ROLE in roles:
-            because = f"what the {LEARNT_ROLE} says is empty"
+            because = f"what the {LEARNT_ROLE} says is empty" + (", or is not to be learnt" if found.left_out else "")
         raise DamagedData(f"{where} has nothing to learn", because, _FORM)
-    return messages
+    return found
 
 
 def _cell(value: object, where: str, name: str) -> str:

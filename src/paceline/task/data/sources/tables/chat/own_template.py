@@ -7,6 +7,7 @@ between two characters that no text has while the template runs, and is plain te
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,8 @@ from paceline.task.data.sources.tables.chat.templates import Template, TemplateR
 from paceline.task.data.sources.tokenizer import is_own, special_tokens_of
 
 CONFIG = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+MAIN, TOOL_USE = "default", "tool_use"
 OTHERS = 'template = "chatml", "llama3" or "plain"'
 # Unicode has these for programs' own use: no text holds them.
 SPELT, SPELT_END, SAID, SAID_END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
@@ -31,18 +33,24 @@ DATE = date(2026, 1, 1)  # for a template that will not do without one: what a r
 OWN_USE = re.compile("[\ufdd0-\ufdd3]")
 
 
-def own_template(tokenizer: str) -> str:
-    """Return the chat template that lies in a tokenizer's folder, "" where there is none."""
+def own_templates(tokenizer: str) -> dict[str, str]:
+    """Return the chat templates that lie in a tokenizer's folder by name, `default` first; none where there are none.
+
+    One more that some folders have is `tool_use`, for conversations with tools.
+    """
     if is_own(tokenizer):
-        return ""
+        return {}
     folder = _folder(tokenizer)
-    try:
-        return (folder / TEMPLATE_FILE).read_text("utf-8")
-    except OSError:
-        found = tokenizer_config(folder).get("chat_template")
+    found: object = tokenizer_config(folder).get("chat_template")
     if isinstance(found, list):  # several, by name
-        found = next((each.get("template") for each in found if each.get("name") == "default"), "")
-    return found if isinstance(found, str) else ""
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}
+    else:
+        named = {MAIN: found}
+    for name in (MAIN, TOOL_USE):
+        path = folder / TEMPLATE_FILE if name == MAIN else folder / MORE_TEMPLATES / f"{name}.jinja"
+        with contextlib.suppress(OSError):
+            named[name] = path.read_text("utf-8")
+    return {name: text for name in (MAIN, TOOL_USE) if isinstance(text := named.get(name), str) and text}
 
 
 def tokenizer_config(folder: Path) -> dict[str, object]:
@@ -61,14 +69,14 @@ def _folder(tokenizer: str) -> Path:
 
 def of_tokenizer(tokenizer: str) -> Template:
     """Return the template of a tokenizer's folder. Needs jinja2. Raises DataError where the folder has no template."""
-    source = own_template(tokenizer)
-    if not source:
+    sources = own_templates(tokenizer)
+    if not sources:
         raise DataError(
             f"the tokenizer '{tokenizer}' has no chat template",
             f"neither {TEMPLATE_FILE} nor chat_template in {CONFIG} lies beside it", OTHERS,
         )  # fmt: skip
-    render = _compiled(source, tokenizer)
-    marks_itself = re.search(r"\{%-?\s*generation\s*-?%\}", source) is not None
+    renders = {name: _compiled(source, tokenizer) for name, source in sources.items()}
+    marked = {name for name, source in sources.items() if re.search(r"\{%-?\s*generation\s*-?%\}", source)}
     spelt = _spelt(special_tokens_of(tokenizer))
 
     def segments(conversation: Conversation) -> list[TextPart]:
@@ -85,19 +93,21 @@ def of_tokenizer(tokenizer: str) -> Template:
 
     def written(conversation: Conversation) -> list[TextPart]:
         messages, tools = spelt(list(conversation.messages)), spelt(list(conversation.tools)) or None
+        name = TOOL_USE if tools and TOOL_USE in renders else next(iter(renders))
+        render = renders[name]
         while messages[-1]["role"] != LEARNT_ROLE:  # nothing is learnt of what follows the last answer
             messages.pop()
 
         def rendered(some: Messages, prompt: bool) -> str:
             return render([dict(one) for one in some], tools, prompt)
 
-        text, spans = _said(rendered(messages, False)) if marks_itself else said_by_assistant(rendered, messages)
+        text, spans = _said(rendered(messages, False)) if name in marked else said_by_assistant(rendered, messages)
         if tools and text == _said_or_nothing(lambda: render(messages, None, False)):
             raise TemplateRefusal("it writes no tools, so the column 'tools' would have no effect")
         uncalled = [{name: each for name, each in one.items() if name != "tool_calls"} for one in messages]
         if conversation.calls() and text == _said_or_nothing(lambda: render(uncalled, tools, False)):
             raise TemplateRefusal("it writes no calls of tools")
-        return list(_parts(text, spans))
+        return list(_parts(text, _learnt(spans, conversation)))
 
     return segments
 
@@ -135,10 +145,10 @@ def _environment() -> Any:
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class SaidBlocks(Extension):
         """Marks what a template says is the assistant's: `{% generation %} ... {% endgeneration %}`."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares a set
 
         def parse(self, parser: Any) -> Any:
             """Return a block that calls `_said`."""
@@ -150,7 +160,7 @@ def _environment() -> Any:
             return f"{SAID}{caller()}{SAID_END}"
 
     found = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
+        trim_blocks=True, lstrip_blocks=True, extensions=[SaidBlocks, LoopControlExtension]
     )
     found.globals["raise_exception"] = _refuse
     found.filters["tojson"] = _to_json
@@ -206,7 +216,7 @@ def _said(text: str) -> tuple[str, Spans]:
             begun, depth = (length if not depth else begun), depth + 1
         elif piece == SAID_END:
             depth -= 1
-            if not depth and begun < length:
+            if not depth:
                 spans.append((begun, length))
         else:
             found.append(piece)
@@ -214,10 +224,21 @@ def _said(text: str) -> tuple[str, Spans]:
     return "".join(found), spans
 
 
+def _learnt(spans: Spans, conversation: Conversation) -> Spans:
+    """Return those of what the assistant says that are learnt."""
+    said = [at for at, message in enumerate(conversation.messages) if message["role"] == LEARNT_ROLE]
+    if conversation.left_out.isdisjoint(said):
+        return spans
+    if len(spans) != len(said):
+        raise TemplateRefusal("its generation blocks are not one for each of the assistant's messages, some of which "
+                              "are not to be learnt")  # fmt: skip
+    return [span for span, at in zip(spans, said, strict=True) if conversation.is_learnt(at)]
+
+
 def _parts(text: str, spans: Spans) -> Iterator[TextPart]:
     """Yield a text's parts: those that count and those that do not, and special tokens that a message spells out."""
     edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
-    counted = {start for start, _ in spans}
+    counted = {start for start, stop in spans if start < stop}
     plain, goes_on = False, False
     for start, stop in pairwise(edges):
         for piece in re.split(f"([{SPELT}{SPELT_END}])", text[start:stop]):

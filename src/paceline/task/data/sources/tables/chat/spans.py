@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, Message, Messages
+from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, ChatMessage, Messages
 from paceline.task.data.sources.tables.chat.templates import TemplateRefusal
 
 Render = Callable[[Messages, bool], str]  # the messages, and whether the beginning of an answer follows them
@@ -65,7 +65,7 @@ def _as_far_as_alike(one: str, other: str) -> str:
     return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
 
 
-def _last_words(message: Message) -> str:
+def _last_words(message: ChatMessage) -> str:
     """Return the last word of what a message says: the name of the last call, else of its content."""
     if calls := message.get("tool_calls"):
         return str(calls[-1]["function"]["name"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, TOOL_ROLE, Conversation, Message
+from paceline.task.data.sources.tables.chat.messages import TOOL_ROLE, ChatMessage, Conversation
 from paceline.task.data.sources.tables.chat.parts import TextPart
 
 TOOLS_BEFORE = (
@@ -33,8 +33,8 @@ def plain(conversation: Conversation) -> list[TextPart]:
     """Return messages as lines: the role and a colon before each."""
     _refuse_tools(conversation, "plain")
     found = []
-    for message in conversation.messages:
-        counted = message["role"] == LEARNT_ROLE
+    for at, message in enumerate(conversation.messages):
+        counted = conversation.is_learnt(at)
         found += [TextPart(f"{message['role']}: ", False), TextPart(f"{message['content']}\n", counted)]
     return found
 
@@ -43,8 +43,8 @@ def llama3(conversation: Conversation) -> list[TextPart]:
     """Return messages as Llama 3 writes them, from <|begin_of_text|> on."""
     _refuse_tools(conversation, "llama3")
     found = [TextPart("<|begin_of_text|>", False, mark=True)]
-    for message in conversation.messages:
-        counted = message["role"] == LEARNT_ROLE
+    for at, message in enumerate(conversation.messages):
+        counted = conversation.is_learnt(at)
         found += [
             TextPart("<|start_header_id|>", False, mark=True), TextPart(message["role"], False),
             TextPart("<|end_header_id|>", False, mark=True), TextPart("\n\n", False),
@@ -56,8 +56,7 @@ def llama3(conversation: Conversation) -> list[TextPart]:
 def chatml(conversation: Conversation) -> list[TextPart]:
     """Return messages in ChatML: <|im_start|>role, the content and the calls, <|im_end|>."""
     found = []
-    for role, text in _turns(conversation):
-        counted = role == LEARNT_ROLE
+    for role, text, counted in _turns(conversation):
         found += [
             TextPart("<|im_start|>", False, mark=True), TextPart(f"{role}\n", False),
             TextPart(text, counted), TextPart("<|im_end|>", counted, mark=True), TextPart("\n", False),
@@ -65,27 +64,31 @@ def chatml(conversation: Conversation) -> list[TextPart]:
     return found
 
 
-def _turns(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """Yield roles and texts of ChatML: tools beside what the system says, answers of tools together as the user's."""
-    messages = list(conversation.messages)
+def _turns(conversation: Conversation) -> Iterator[tuple[str, str, bool]]:
+    """Yield roles and texts of ChatML, and whether they count.
+
+    Tools stand beside what the system says, and answers of tools together, as the user's.
+    """
+    messages = list(enumerate(conversation.messages))
     if conversation.tools:
-        system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+        system = messages.pop(0)[1]["content"] if messages[0][1]["role"] == "system" else ""
         told = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)
-        yield "system", f"{system}\n\n".lstrip("\n") + TOOLS_BEFORE + told + TOOLS_AFTER
+        yield "system", f"{system}\n\n".lstrip("\n") + TOOLS_BEFORE + told + TOOLS_AFTER, False
     answers: list[str] = []
-    for message in messages:
+    for at, message in messages:
         if message["role"] == TOOL_ROLE:
             answers.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             continue
         if answers:
-            yield "user", "\n".join(answers)
+            yield "user", "\n".join(answers), False
             answers = []
-        yield message["role"], "\n".join([*filter(None, [message.get("content")]), *map(_call, _calls(message))])
+        text = "\n".join([*filter(None, [message.get("content")]), *map(_call, _calls(message))])
+        yield message["role"], text, conversation.is_learnt(at)
     if answers:
-        yield "user", "\n".join(answers)
+        yield "user", "\n".join(answers), False
 
 
-def _calls(message: Message) -> list[dict[str, object]]:
+def _calls(message: ChatMessage) -> list[dict[str, object]]:
     return [call["function"] for call in message.get("tool_calls", ())]
 
 

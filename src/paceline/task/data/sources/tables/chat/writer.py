@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from paceline.task.data.sources.tables.chat.messages import (
     LEAVE_OUT,
     TOOLS_FIELD,
     Conversation,
+    completed_messages,
     messages_of,
     turn_messages,
     without_nulls,
 )
-from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_template
+from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_templates
 from paceline.task.data.sources.tables.chat.parts import TextPart
-from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
+from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal
 from paceline.task.data.sources.tables.columns import TableColumns
 
 OTHER_TEMPLATE = f'another template, such as "chatml", or {LEAVE_OUT}'
@@ -38,10 +40,12 @@ class RowWriter:
 
         `filled` says that fields a row does not have stand there as nothing, as Arrow has them.
         """
-        if self.columns.kind == "completion":
-            prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
-            return [TextPart(prompt, False), TextPart(completion, True)]
         names = self.columns.names
+        if self.columns.kind == "completion":
+            prompt, completion = (without_nulls(values.get(name)) if filled else values.get(name) for name in names)
+            if isinstance(completion, list):
+                return self._written(completed_messages(prompt, completion, where, values.get(TOOLS_FIELD)), where)
+            return [TextPart(_text(prompt, where, names[0]), False), TextPart(_text(completion, where, names[1]), True)]
         if len(names) > 1:
             return self._written(turn_messages(values, names, where), where)
         told, tools = (values.get(name) for name in (names[0], TOOLS_FIELD))
@@ -59,14 +63,20 @@ class RowWriter:
 
 def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
     """Return what writes the rows of a table. Raises DataError for a template that cannot be had."""
-    if columns.kind == "completion":
-        return RowWriter(columns, plain, "a prompt, then its completion, whose tokens count")
     name = data.template
     if name == "auto":
-        name = "tokenizer" if own_template(data.tokenizer) else "plain"
+        name = "tokenizer" if own_templates(data.tokenizer) else "plain"
+    if columns.kind == "completion":  # whose rows may be messages, and mostly are not
+        return RowWriter(columns, _made_when_asked(name, data.tokenizer),
+                         "a prompt, then its completion, whose tokens count")  # fmt: skip
     if name == "tokenizer":
         return RowWriter(columns, of_tokenizer(data.tokenizer), "conversations by the tokenizer's own chat template")
     return RowWriter(columns, TEMPLATES[name], f"conversations by the template '{name}'")
+
+
+def _made_when_asked(name: str, tokenizer: str) -> Template:
+    made = functools.cache(lambda: of_tokenizer(tokenizer) if name == "tokenizer" else TEMPLATES[name])
+    return lambda conversation: made()(conversation)
 
 
 def _text(value: object, where: str, field: str) -> str:
