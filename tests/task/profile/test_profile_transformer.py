@@ -96,7 +96,12 @@ def test_an_activation_in_pieces_moves_and_keeps_what_torch_does_in_both_of_its_
     assert forward.operators + backward.operators == 19 and pieces.operators - plain.operators == round((19 - 2) / 3)
     kept: dict[int, int] = {}
     half = torch.randn(count, dtype=torch.bfloat16, requires_grad=True)
-    with saved_tensors_hooks(lambda saved: kept.update({saved.data_ptr(): saved.nbytes}) or saved, lambda saved: saved):
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        kept[saved.data_ptr()] = saved.nbytes
+        return saved
+
+    with saved_tensors_hooks(keep, lambda saved: saved):
         y = new_gelu(half, half.float())
     assert y.dtype == torch.float32 and half.data_ptr() not in kept and sum(kept.values()) == 14 * count
     assert 2 * (pieces.saved_elements - plain.saved_elements) == (14 - 2) * values

@@ -64,7 +64,7 @@ def test_a_run_that_saves_on_its_way_holds_it(changes: dict[str, object], steps:
     assert dataclasses.replace(RunSpec(), **changes).stages_within(steps) is stages  # type: ignore[arg-type]
 
 
-def test_a_plan_of_a_task_counts_it_and_what_runs_taught_is_compared_with_it(tmp_path: object) -> None:
+def test_a_plan_of_a_task_counts_it_and_what_runs_taught_is_compared_with_it() -> None:
     asked = ["task.model=llama-1m", "task.global_batch=16 samples", "cluster.device=cpu", "cluster.devices=2"]
     long, short = (plan_task(load_spec(None, [*asked, f"task.stop={steps} steps"])) for steps in (300, 60))
     (copy,) = [term for term in long.forecast.memory if term.name == COPY]
