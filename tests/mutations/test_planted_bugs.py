@@ -37,7 +37,7 @@ LONG_CONTROLS = (
     "experts, bf16", "metrics, tensor", "growing by noise", "LoRA with dropout, tensor", "selection", "largest losses",
     "four stages", "tensor ranks of four", "ring of four", "experts, tensor, bf16", "packed rows, shared sequences",
     "four bits, shards", "gathered rows of four", "statistics of all of four",
-    "statistics beside tables",
+    "statistics beside tables", "experts, slots", "split biases, tensor", "gathered, tensor", "stages that count",
 )  # fmt: skip
 # Words that name one cause and nothing beside it -> the mistakes that are this cause.
 CAUSES = {
