@@ -245,6 +245,14 @@ def test_layouts_agree_in_chunks_and_whole() -> None:
         assert_curves_close(rounded, whole, MEAN_LOSS_BF16)
 
 
+def test_ranks_of_more_and_of_fewer_logits_than_the_limit_do_not_wait_for_each_other() -> None:
+    """Those of one row were whole, and those of two in chunks: sharded ranks then waited for each other for ever."""
+    between = {"precision": "fp64", "batch": 13, "logits_elements": SEQ * VOCAB * 3 // 2}
+    (whole,) = curve([plan_of(Layout(), precision="fp64", batch=13)])
+    for (sharded,) in run_ranks(curve, 2, [plan_of(Layout(dp_shard=2), **between)], timeout_seconds=60):
+        assert_curves_close(sharded, whole)
+
+
 def tied_llama() -> nn.Module:
     torch.manual_seed(3)
     return causal("Llama", tie_word_embeddings=True)
