@@ -75,7 +75,7 @@ def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         next_token(model, batch)[0].backward()
     assert sizes == [3 * VOCAB] and max(largest) == 3 * VOCAB
     next_token(model, {name: rows[:1, :3] for name, rows in batch.items()})
-    assert len(sizes) == 1, "few enough to be whole"
+    assert len(sizes) == 2, "few logits take the same way, as sharded ranks may have other numbers of them"
     assert not limit_logits(causal("Llama"), 5 * SEQ * VOCAB, 5 * SEQ)
 
 
