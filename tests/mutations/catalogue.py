@@ -15,9 +15,9 @@ import planted_low
 import planted_met
 import planted_odd
 import planted_rare
+import planted_splits
 import planted_story
 import planted_three
-import planted_updates
 from planted import Planted, nothing
 
 DECODER = 'name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48'
@@ -168,6 +168,18 @@ CASES = {
     "zero 2": Case("dp_shard=2,zero=2"),
     "copies, recompute": Case("dp_replicate=2,recompute=full"),
     "experts, stages, copies": Case("dp_replicate=2,pp=2", BALANCED),
+    # Layers, stages and sequences that ranks share, in rarer ways.
+    "fused, tensor": Case("tp=2", 'name = "planted_splits:Fused"'),
+    "gathered, tensor": Case("tp=2", 'name = "planted_splits:Gathered"'),
+    "split biases, tensor": Case("tp=2", 'name = "planted_splits:SplitBiases"'),
+    "dropped, tensor": Case("tp=2", 'name = "planted_splits:Dropped"'),
+    "muon, tensor": Case("tp=2", optimizer='name = "muon"'),
+    "selection, tensor": Case("tp=2", tables=BY_LOSS),
+    "packed rows, shared sequences, bf16": Case("cp=2,precision=bf16", data=PACKED),
+    "stages that count": Case("pp=2", 'name = "planted_splits:CountingChain"'),
+    "stages, shards, zero 1": Case("dp_shard=2,pp=2,zero=1"),
+    "stages, tied, bf16": Case("pp=2,precision=bf16", f"{DECODER}, tied = true"),
+    "experts, slots": Case("dp_shard=2,ep=2,expert_slots=1.5", BALANCED),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -204,8 +216,8 @@ CASES = {
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
-    *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
-    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS,
+    *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_beyond.UPDATES_PROOFS,
+    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS, *planted_splits.SPLIT_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (
@@ -215,7 +227,7 @@ CONTROLLED = (
     "experts, tensor, bf16", "experts, bf16", "packed rows, shared sequences",
     "metrics, tensor", "growing by noise", "LoRA with dropout, tensor",
     "selection", "largest losses", "four bits, shards", "gathered rows of four", "statistics of all of four",
-    "statistics beside tables",
+    "statistics beside tables", "experts, slots", "split biases, tensor", "gathered, tensor", "stages that count",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

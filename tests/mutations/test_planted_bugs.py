@@ -37,17 +37,22 @@ LONG_CONTROLS = (
     "experts, bf16", "metrics, tensor", "growing by noise", "LoRA with dropout, tensor", "selection", "largest losses",
     "four stages", "tensor ranks of four", "ring of four", "experts, tensor, bf16", "packed rows, shared sequences",
     "four bits, shards", "gathered rows of four", "statistics of all of four",
-    "statistics beside tables",
+    "statistics beside tables", "experts, slots", "split biases, tensor", "gathered, tensor", "stages that count",
 )  # fmt: skip
 # Words that name one cause and nothing beside it -> the mistakes that are this cause.
 CAUSES = {
     "bf16 rounding": ("copies sum their gradients in bf16", "shards reduce-scatter their gradients in bf16"),
     "weight decay on": ("weight decay is applied to norms",),
-    "a padding mask is lost": ("masked labels count as class 0", "a stand-in row of a rank without any counts"),
+    "a padding mask is lost": (
+        "masked labels count as class 0",
+        "a stand-in row of a rank without any counts",
+        "what fills up a sequence has labels",
+    ),
     "several ranks read the same samples": (
         "all ranks read the same rows",
         "rank 1 trains on rank 0's rows",
         "ranks of unequal shares begin where those of equal ones would",
+        "the last stage reads the rows of other copies",
     ),
     "clip by different norms": ("each rank clips by the norm of its own shard", "each stage clips by its own norm"),
     "drawn from a seed of their own": ("every rank draws weights of its own",),

@@ -46,8 +46,9 @@ def both_ways(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.T
 
 def advantages(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Policy gradients at the policy itself: every ratio is one, and advantages sum to zero over each row."""
-    places = batch.get("positions", torch.arange(SEQ_LEN).expand_as(batch["tokens"]))
-    logits = model(batch["tokens"], positions=places)
+    tokens = batch["tokens"]
+    places = batch["positions"] if "positions" in batch else torch.arange(SEQ_LEN).expand_as(tokens)
+    logits = model(tokens, positions=places)
     classes = batch["labels"].clamp(min=0)
     chances = logits.float().log_softmax(-1).gather(-1, classes.unsqueeze(-1)).squeeze(-1)
     table = torch.linspace(1, 7, SEQ_LEN).sin() * 3

@@ -12,7 +12,7 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
 from paceline.run.callbacks.moment import CallbackMoment
-from paceline.run.process.world import join_world
+from paceline.run.process.world import World, join_world
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -27,6 +27,7 @@ from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
 from paceline.verify.story.plans import (
     WARMUP,
+    acts_of,
     expected_rate,
     other_layout,
     planned_steps,
@@ -81,6 +82,17 @@ def test_the_story_goes_on_on_another_layout_where_the_model_allows_one() -> Non
     assert other(Layout(dp_replicate=2), mine) == "dp_shard=2"
     assert other(Layout(pp=2), mine) == "pp=2", "which axes are open to it is not known"
     assert other(Layout()) == "single device"
+
+
+def test_the_story_goes_on_under_the_plan_itself_too() -> None:
+    """What only a plan's own layout loads was never loaded: a tied weight's second place, a part of a layer."""
+    world = World(0, 4, 0, torch.device("cpu"))
+    acts = acts_of(decoder_task(), plan_of(Layout(tp=2, pp=2), batch=7), world)
+    assert [str(act.plan.layout) for act in acts] == ["tp=2 pp=2", "dp_shard=4", "tp=2 pp=2", "single device"]
+    assert [bool(act.resumed) for act in acts] == [False, True, True, True] and len({act.resumed for act in acts}) == 4
+    mine = decoder_task(model=Dropout, objective="next_token")
+    acts = acts_of(mine, plan_of(Layout(tp=2, pp=2), batch=7), world)
+    assert [str(act.plan.layout) for act in acts] == ["tp=2 pp=2", "tp=2 pp=2", "single device"], "and once is enough"
 
 
 def growing_task(by: str = "schedule", unit: str = "steps") -> Task:

@@ -9,6 +9,7 @@ memory which nobody wrote: the process alone has other contents there (unwritten
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -24,6 +25,7 @@ from paceline.errors import ConfigError, NothingToLearn
 from paceline.launch.here import without_place
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.spec.import_paths import is_import_path
 from paceline.spec.optimizers import names_of, rule_of
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
@@ -121,7 +123,7 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
     main = turns[main_turn(task)].objective
-    if own_metrics := [each for each in metrics_of(task.evaluate, source, main) if isinstance(each, OwnMetric)]:
+    if own_metrics := _own_metrics(task, source, main):
         rows = next(iter(micro_batches(task, plan, source, 1, whole)))[1]
         found |= _metrics(model, main, own_metrics, placed_plainly(main, cast_floats(rows, dtype)))
     for turn, own in zip(turns, own_parameters(model, turns), strict=True):
@@ -136,6 +138,13 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     return FirstNumbers(found)
 
 
+def _own_metrics(task: Task, source: Source, objective: Objective) -> list[OwnMetric]:
+    """Return the metrics that are functions of the user's: that ours ask for no ranks is known."""
+    named = tuple(each for each in task.evaluate.metrics if not isinstance(each, str) or is_import_path(each))
+    made = metrics_of(dataclasses.replace(task.evaluate, metrics=named), source, objective)
+    return [each for each in made if isinstance(each, OwnMetric)]
+
+
 def _metrics(model: nn.Module, objective: Objective, metrics: Iterable[OwnMetric], rows: Any) -> dict[At, float]:
     """Return what metrics make of some rows that are trained on; nothing where they cannot be had of these."""
     returned: list[object] = []
@@ -146,7 +155,7 @@ def _metrics(model: nn.Module, objective: Objective, metrics: Iterable[OwnMetric
             whole = logits_of(objective)
             outputs = returned[-1] if whole is None else whole(model, rows)
             whole_loss = LossTotal(float(loss), float(weight))
-            values = {}
+            values: dict[str, float] = {}
             for metric in metrics:
                 totals = {name: value.numpy() for name, value in metric.measure(outputs, rows).items()}
                 values |= metric.values(totals, whole_loss)

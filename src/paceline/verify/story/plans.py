@@ -56,9 +56,11 @@ class Act:
 
 
 def acts_of(task: Task, plan: Plan, world: World, on_copies: bool = False) -> list[Act]:
-    """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone.
+    """Return the starts of the run, in order: under the plan, on another layout of its ranks, under the plan again, and
+    on one device alone.
 
-    With `on_copies` every rank of the other layout has all weights.
+    What only the plan's own layout loads (a part of a layer, a second place of a tied weight) the third one shows. With
+    `on_copies` every rank of the other layout has all weights.
     """
     other, sizes = other_layout(task, plan, on_copies), story_sizes(task, plan)
     chooses, last = task.selection.selects, len(sizes)
@@ -67,6 +69,8 @@ def acts_of(task: Task, plan: Plan, world: World, on_copies: bool = False) -> li
         Act(other, world, last, sizes, chooses, f"after a resume as {other.layout}"),
     ]
     if world.size > 1:
+        if other.layout != plan.layout:
+            acts.append(Act(plan, world, last, sizes, chooses, f"after a resume as {plan.layout}"))
         single = World(0, 1, world.local_rank, world.device)
         acts.append(Act(alone(plan), single, last, sizes, chooses, "after a resume on one device"))
     return acts

@@ -2,8 +2,9 @@
 
 The ranks train three steps, or eight of a batch that grows by a schedule, with `Training` itself, which reads the rows,
 sets the learning rate, evaluates after every step and saves after the last of them. A second `Training` then goes on
-from that checkpoint on another layout of the same ranks, and a third on one device alone; each makes one step more. All
-of it is held against one unbroken run of one device, and so is what the run wrote into its journal.
+from that checkpoint on another layout of the same ranks, a third under the plan itself, and a fourth on one device
+alone; each makes one step more. All of it is held against one unbroken run of one device, and so is what the run wrote
+into its journal.
 """
 
 from __future__ import annotations

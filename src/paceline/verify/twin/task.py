@@ -36,6 +36,9 @@ LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more 
 TWIN_EPS = 1e-4
 SMALLEST_8BIT = 256  # values of a block; parameters of fewer keep 32 bits
 SMALLEST_EPS = 1e-8  # as small as fp64 bears
+# Times the rows that a step has sent to a rank: the slots of a twin whose steps are to find enough of them, however
+# unevenly few tokens choose, and of one whose steps are to find too few.
+AMPLE_SLOTS, SHORT_SLOTS = 2.0, 0.5
 # Work is cut in parts from these sizes on, so that a small model has a fourth bucket and a second chunk of logits.
 BUCKET_BYTES = 2048
 LOGITS_ELEMENTS = 8 * LARGEST_VOCAB
@@ -232,6 +235,13 @@ def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, .
     return tuple(modes[index % len(modes)] for index in range(blocks))
 
 
+def _slots(plan: Plan, rows: Rows) -> float:
+    """Return the margin of slots for rows of experts, where the plan has any: with the plan's, chance would decide."""
+    if not plan.expert_slots:
+        return 0.0
+    return SHORT_SLOTS if rows == EVEN else max(AMPLE_SLOTS, plan.expert_slots)
+
+
 def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Rows = UNEVEN, layers: int = 0) -> Plan:
     """Return the plan for the twin at a dtype in which rounding does not hide mistakes.
 
@@ -261,5 +271,6 @@ def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Row
         sync=PLAIN,
         bucket_bytes=BUCKET_BYTES,
         state_bucket_bytes=BUCKET_BYTES,
+        expert_slots=_slots(plan, rows),
         logits_elements=LOGITS_ELEMENTS,
     )
