@@ -332,7 +332,9 @@ class InWorld:
         self, building: Plan | None, at: tuple[str, int] | None, exhausted: BaseException, save_step: int | None = None
     ) -> OutOfMemory:
         """Return the error of an exhausted memory. Arguments as of `_telling`; `save_step` is that of a failed save."""
-        plan, model, optimizer = (building, None, None) if building else (self._under.plan, self.model, self.optimizer)
+        plan, model, optimizer = building or self._under.plan, None, None
+        if not building and not self._under.is_down:
+            model, optimizer = self.model, self.optimizer
         at = ("save", save_step) if save_step is not None else at or self._points.at
         return out_of_memory(exhausted, at, self.brief, plan, self.world, self._meter, model, optimizer)
 

@@ -343,8 +343,9 @@ class Training(BetweenSteps):
     def failed(self, error: BaseException) -> None:
         """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
         if not is_echo(error):  # else the step is made again
-            with contextlib.suppress(StorageError):  # what the end of the run says comes first
-                self._record.decided_in(self.progress.step + 1, take_decided(self._under))
+            if not self._under.is_down:  # as between two worlds, of which the next one was not built
+                with contextlib.suppress(StorageError):  # what the end of the run says comes first
+                    self._record.decided_in(self.progress.step + 1, take_decided(self._under))
             with contextlib.suppress(StorageError, RuntimeError):  # the latter of a device that is broken
                 self._tell_health()
         try:

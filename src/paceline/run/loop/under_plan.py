@@ -65,6 +65,7 @@ class UnderPlan:
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
         resumes = root is not None or bool(world.share(has_checkpoint(run.dir) if world.is_first else None))
+        self.is_down = False  # whether nothing of it is left
         self.built = assemble(task, plan, world, source, items_per_sample, read=not resumes)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
         self.built.stepper.freezes = True
@@ -189,6 +190,7 @@ class UnderPlan:
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""
         self.batches.close()
+        self.is_down = True
         del self.built, self.batches, self._stream, self.selection
         gc.collect()  # hooks and modules know each other
         if self.world.device.type == "cuda":
