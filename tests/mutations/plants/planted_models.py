@@ -346,6 +346,3 @@ def hardest(model: nn.Module, batch: Any) -> Found:
     losses = F.cross_entropy(logits, labels, reduction="none")
     most = losses.topk(max(1, len(losses) // 2)).values
     return most.sum(), len(most)
-import sys as _sys  # SCRATCH
-_sys.path.append("/tmp/proof")  # SCRATCH
-from foreign import *  # noqa  SCRATCH
