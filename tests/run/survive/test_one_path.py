@@ -99,9 +99,9 @@ def test_checkpoints_of_a_run_go_by_their_age(tmp_path: Path) -> None:
 def test_an_error_between_two_worlds_is_told_as_itself(tmp_path: Path) -> None:
     """Nothing of the plan before is left then, and the run was said to have failed for that ("attribute 'built'")."""
     run = run_of(tmp_path)
-    for batch in run:
-        run.step(batch)
-        break
+    loop = iter(run)
+    run.step(next(loop))
     run.take_down()
     run.failed(LookupError("of the next world"))
     assert "of the next world" in records(tmp_path, "run_ended")[-1]["error"]["what"]
+    del loop
