@@ -232,7 +232,9 @@ LOW_LINE_PROOFS = [
                   "[state['step'].add_(1) for state in self.optimizer.state.values()]")),
             "decision", "update", "skipped", part="low precision"),
     Planted("loss scale", "fp16: selection biases move in a step that is skipped", "experts, bias, fp16",
-            line("run.loop.routing:RouterWatch.finish", ("if updated:", "if True:")),
+            both(line("run.loop.routing:RouterWatch.finish", ("if updated:", "if True:")),
+                 # Buffers are put back after it, biases among them.
+                 line(f"{STEP}:Stepper.step", ("        self.buffers.put_back()", "        pass"))),
             "decision", "update", "skipped", part="low precision"),
 ]  # fmt: skip
 LINE_PROOFS += MORE_PROOFS + WORLD_PROOFS + LOW_LINE_PROOFS
