@@ -198,8 +198,6 @@ class InWorld:
             began = None if held else passed_seconds() - (time.monotonic() - self._began)
             goes_on = self._generation.number > 1
             self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
-        elif held and not self._generation.is_called:
-            self._record.fault(*self._recovered.fault)
         self._enter_notices()
         self._record.decided_before(self._recovered.decisions)
         self._record.decided_once(self._recovered.lasting)

@@ -12,6 +12,7 @@ from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.points import points_of
+from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.survivor import hold, is_lost_peer, next_place, why_not_reformed, without_frames
 from paceline.run.survive.unrecorded import unrecorded_under
 from paceline.supervise.control import Waits
@@ -68,6 +69,7 @@ class NextWorld(InWorld):
                 if following is None:
                     return False
                 place, self._generation = following  # of which this rank is, whether or not its world comes about
+                self._record_fault()
                 self.brief = take_brief() or self.brief
                 self.world = dataclasses.replace(self.world, rank=place.rank, size=place.world_size, groups=Groups())
                 self.world = join_next(self.world, place)
@@ -81,3 +83,11 @@ class NextWorld(InWorld):
                 without_frames(error)
             abort_groups()
             self.world.groups.forget()
+
+    def _record_fault(self) -> None:
+        """Record what ended the world before, if this rank has its records: the next world may end before it begins.
+
+        Where the rank that had them is lost, the supervisor has told it.
+        """
+        if not self._generation.is_called:
+            self._record.fault(*Recovered(self._generation).fault)

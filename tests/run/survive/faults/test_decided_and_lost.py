@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from runs import records_of
 from storm import SURVIVES, Story, told
 from survive_runs import training
 from tasks_of_storms import TASKS
 from test_soak import RUN
 
+from paceline.run.loop import next_world
+from paceline.run.process.world import World
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import TAIL_BYTES
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.again.told_before import is_told, told_before
-from paceline.supervise.told.generation import Generation, read_generation
+from paceline.supervise.told.generation import REFORMED, Generation, read_generation
+from paceline.supervise.told.place import Place
 
 STEPS, STEP = 9, 6
 # No comparison is due after the step. An update is left out, among candidates that were chosen from, and one of two
@@ -71,6 +75,30 @@ def test_what_a_step_decides_stands_once_though_it_is_begun_twice(tmp_path: Path
     ]
     kept, trained = "as they are", "trained"
     assert found == [(None, kept), (kept, trained), (trained, kept)]
+
+
+def test_a_fault_is_on_record_though_the_next_world_ends_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that has the records lives on; another one is lost while the world after the fault is being formed."""
+
+    def another_is_lost(world: World, place: Place) -> World:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+    hung = {"what": "rank 1 hung", "because": "it did not come to step 2", "rank": 1, "names_ranks": True}
+    answers = iter([(Place(0, 2, 0, 2), Generation(2, REFORMED, 2, 2, fault=hung)), None])
+    run = training(tmp_path / "run", 100)
+    for name, stands_for in {
+        "why_not_reformed": lambda task, plan: "", "next_place": lambda world, waits: next(answers),
+        "join_next": another_is_lost,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(next_world, name, stands_for)
+    for batch in run:
+        run.step(batch)
+        assert not run._reformed(), "the supervisor has no third world"
+        break
+    (found,) = records_of(tmp_path / "run", "fault")
+    assert {name: found[name] for name in hung} == hung
 
 
 @pytest.mark.parametrize("goes_back_to", [4, 6])
