@@ -11,6 +11,7 @@ from paceline.checkpoint import list_checkpoints, verify_checkpoint
 
 INTERRUPTS = """
 import signal
+import time
 
 from paceline.checkpoint import save
 from paceline.task.objective import next_token
@@ -21,6 +22,7 @@ write_shard, calls = save.write_shard, [0]
 def interrupt(times):
     for _ in range(times):
         signal.raise_signal(signal.SIGINT)
+        time.sleep(0.5)  # who waits for the save hears of each: of two in the same moment there is one
 
 
 def interrupted(path, *arguments):

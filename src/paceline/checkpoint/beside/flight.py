@@ -83,13 +83,13 @@ class SaveInFlight:
         self.outcomes: list[SaveOutcome] = []
         self._to, self._patience = to, Patience(limit_seconds)
         self._abandoned, self._began = False, time.perf_counter()
-        self._thread = threading.Thread(target=self._run, name="paceline-save", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()  # Python 3.11 takes a thread for ended whose join() was interrupted
+        threading.Thread(target=self._run, name="paceline-save", daemon=True).start()
 
     @property
     def is_running(self) -> bool:
         """Whether the save has not ended."""
-        return self._thread.is_alive()
+        return not self._ended.is_set()
 
     @property
     def is_given_up(self) -> bool:
@@ -107,7 +107,7 @@ class SaveInFlight:
         One that was given up is not waited for.
         """
         while self.is_running and not (self._abandoned or self._patience.is_over or is_vain()):
-            self._thread.join(LOOK_SECONDS)
+            self._ended.wait(LOOK_SECONDS)
         return not self.is_running
 
     def abandon(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class SaveInFlight:
             self.group.abort()
         patience = Patience(seconds)
         while self.is_running and not patience.is_over:
-            self._thread.join(LOOK_SECONDS)
+            self._ended.wait(LOOK_SECONDS)
 
     def _run(self) -> None:
         taken: Snapshot | None = None
@@ -133,6 +133,7 @@ class SaveInFlight:
                 self.outcomes.append(SaveOutcome(to, self.age_seconds, info))
             except BaseException as error:  # whoever asks for the outcome gets it
                 self.outcomes.append(SaveOutcome(to, self.age_seconds, error=error))
+        self._ended.set()
 
     def _arrived(self, to: SaveTo) -> Snapshot:
         waiting = Written(to.root, self.step, Ranks(self.group, self.group is None))

@@ -203,7 +203,7 @@ def _hanging_at_once(folder: str) -> tuple[str, list[int], list[str]]:
                 hanging = run._keeper._flight
                 assert hanging is not None and hanging.is_given_up
                 gate.is_open.set()
-                hanging._thread.join()
+                hanging._ended.wait()
 
         try:
             through(run, after)

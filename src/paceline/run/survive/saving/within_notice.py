@@ -73,8 +73,8 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
     flight = SaveInFlight([to], state, group, limit_seconds)
     try:
         flight.wait(lambda: was_aborted() or time.monotonic() >= until)
-    except BaseException:  # a signal
-        flight.abandon(0.0)
+    except BaseException:  # a signal; what is not finished is cleared away, if that takes no longer
+        flight.abandon(ABANDON_SECONDS)
         raise
     if flight.is_running and was_aborted():
         flight.abandon(ABANDON_SECONDS)
