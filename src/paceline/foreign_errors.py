@@ -6,6 +6,8 @@ read, stands beside them.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
 # What allocators say, in lower case, where they raise a RuntimeError: torch's of a CPU (c10/core/impl/alloc_cpu.cpp),
@@ -21,6 +23,8 @@ _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Connection closed by peer", or names it behind "Gloo connectFullMesh failed with". torch 2.13's own words of gloo, as
 # "ProcessGroupGloo::alltoall: ...", are of wrong calls.
 _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
+# What the system says of a process that has no file descriptor left, in torch's errors of a store that is a file.
+_NO_DESCRIPTOR = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 # torch, of a group that this process has left while one of its threads was in it (distributed_c10d.py, get_backend).
 _LEFT_GROUP = "is not initialized in the world group map"
 # Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
@@ -55,6 +59,11 @@ def asked_bytes(error: BaseException) -> int | None:
 def is_of_gloo(error: BaseException) -> bool:
     """Return whether gloo has raised an error: a peer has gone, or did not answer in time."""
     return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
+
+
+def is_of_no_descriptor(error: BaseException) -> bool:
+    """Return whether a store could not be opened since this process has no file descriptor left: that may pass."""
+    return isinstance(error, RuntimeError) and any(told in str(error) for told in _NO_DESCRIPTOR)
 
 
 def is_of_left_group(error: BaseException) -> bool:

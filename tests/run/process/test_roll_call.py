@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from runs import run_patiently
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.run.process import roll_call
@@ -148,6 +151,46 @@ def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
     calls.join(60)
     alone.stop()
     assert not calls.is_alive() and calls.error is None
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys, threading, time
+import torch.distributed as dist
+from paceline.run.process.roll_call import RollCall
+
+first, second = (RollCall(rank, 2, dist.FileStore(sys.argv[1], -1)) for rank in (0, 1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+freed = []
+
+def free():
+    time.sleep(0.5)
+    freed.append(True)
+    for each in held:
+        os.close(each)
+
+threading.Thread(target=free).start()
+calls = [lambda each: each.come_to_step(5, {}), lambda each: each.meet("run.evaluate", 6)]
+for call in calls:
+    peer = threading.Thread(target=call, args=(second,))
+    peer.start()
+    call(first)
+    assert freed, "nobody goes on alone"
+    peer.join()
+print("met", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_rank_without_descriptors_comes_when_it_has_some_again(tmp_path: Path) -> None:
+    """Its store is a file, which it could not open: it went on without a word, and its peers waited for it."""
+    done = run_patiently([sys.executable, "-c", WITHOUT_DESCRIPTORS, tmp_path / "store"])
+    assert (done.returncode, done.stdout) == (0, "met\n"), done.stderr
 
 
 @pytest.mark.parametrize(("begun", "answers"), [([1, 2, 3], 0), ([1, 1, 1, 2], 2)])

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.foreign_errors import is_of_no_descriptor
 from paceline.patience import Patience
 from paceline.run.process.gathering import (
     LONGEST_SECONDS,
@@ -29,6 +30,7 @@ from paceline.run.process.gathering import (
 LOOK_SECONDS = 1.0  # between two looks for a word
 MOST_ANSWERS = 2_000  # looks a second, of all ranks: in a larger world each looks more rarely
 ANSWER_SECONDS = 10.0  # at least, of an idle machine; then who waits goes on as if all had come: peers may be slow
+DESCRIPTORS_SECONDS = 60.0  # that a process has none left, after which its store counts as gone
 STOP_SECONDS = 2.0  # for a look that is under way
 STEP = "run.step"
 OF_A_CALL = ("word", "come", "all")  # what a call leaves in the store
@@ -81,7 +83,9 @@ class RollCall:
         if self._store is None:
             return
         self._met += 1
-        self._try(lambda store: self._meet(store, self._met, [call, step, self.rank]))
+        number, mine = self._met, [call, step, self.rank]
+        come = self._try(lambda store: self._leave_word(store, number, mine))
+        self._try(lambda store: self._meet(store, number, mine, come == self.size))
 
     def come_to_step(
         self, step: int, joins: Mapping[str, Callable[[], object]], tell_wait: Callable[[], None] = _nobody
@@ -124,12 +128,20 @@ class RollCall:
         self.stop()
 
     def _try(self, work: Callable[[dist.Store], T]) -> T | None:
-        """Do something with the store; None where that has gone, now or before."""
-        try:
-            return work(self._store) if self._store is not None else None
-        except RuntimeError:  # torch's errors of a store
-            self._store = None
-            return None
+        """Do something with the store; None where that has gone, now or before.
+
+        A store that is a file cannot be opened by a process without descriptors. Who took that for a store that has
+        gone went on alone, and peers waited for its word. So `work` is done again then: it adds at most once, at last.
+        """
+        patience = Patience(DESCRIPTORS_SECONDS)
+        while self._store is not None:
+            try:
+                return work(self._store)
+            except RuntimeError as error:  # torch's errors of a store
+                if not is_of_no_descriptor(error) or patience.is_over:
+                    self._store = None
+            time.sleep(SHORTEST_SECONDS)
+        return None
 
     # ---- who waits -------------------------------------------------------------------------------------------------
 
@@ -140,13 +152,19 @@ class RollCall:
         word = f"{self._key(self._met + 1)}/word"
         return str(json.loads(store.get(word))[0]) if store.check([word]) else ""
 
-    def _meet(self, store: dist.Store, number: int, mine: list[object]) -> None:
+    def _leave_word(self, store: dist.Store, number: int, mine: list[object]) -> int:
+        """Leave word of this rank's call, where it is the first, and return how many have come to it by now."""
         key, said = self._key(number), json.dumps(mine)
         first = json.loads(store.compare_set(f"{key}/word", "", said))  # ours, where none is there
         if first[:2] != mine[:2]:
             store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1]))), True]))
             raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
-        if store.add(f"{key}/come", 1) == self.size:
+        return store.add(f"{key}/come", 1)
+
+    def _meet(self, store: dist.Store, number: int, mine: list[object], is_last: bool) -> None:
+        """Wait until all have come to a call; the last of them says so."""
+        key = self._key(number)
+        if is_last:
             store.set(f"{key}/all", "yes")
             for name in OF_A_CALL if number > KEPT_CALLS else ():
                 store.delete_key(f"{self._key(number - KEPT_CALLS)}/{name}")
@@ -193,8 +211,9 @@ class RollCall:
                 continue
             try:
                 self._answer(store)
-            except RuntimeError:
-                return
+            except RuntimeError as error:
+                if not is_of_no_descriptor(error):
+                    return
 
     def _answer(self, store: dist.Store) -> None:
         """Tell a peer that waits in a call, where this rank has gone on without it."""
