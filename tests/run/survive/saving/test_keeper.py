@@ -15,6 +15,7 @@ import pytest
 from distributed import run_ranks
 from survive_runs import STEPS, here, records, through, training, values_of
 
+from paceline import patience
 from paceline.checkpoint import save
 from paceline.checkpoint.beside.flight import SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
@@ -245,10 +246,11 @@ def test_a_save_that_was_given_up_counts_once(tmp_path: Path, monkeypatch: pytes
         gate.is_open.set()
 
 
-def _slow(folder: str) -> str:
+def _slow(folder: str, slowest: int) -> str:
     """Have the last rank's second save take several times `hanging_after`, on a disk that writes slowly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(within_notice, "SLOWEST", 2**14)
+        patch.setattr(within_notice, "SLOWEST", slowest)
+        patch.setattr(patience, "programs_per_core", lambda: 1.0)  # a limit is longer on a busy machine
         writes, number = save.write_shard, iter(range(99))
 
         def slowly(path: Path, *given: Any) -> Any:
@@ -267,9 +269,11 @@ def _slow(folder: str) -> str:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_slow_disk_is_waited_for_where_training_waits_in_any_case(tmp_path: Path, ranks: int) -> None:
     """Saves of 15 minutes were given up after 10, each of them and the last one too: the run came to nothing."""
-    assert run_ranks(_slow, ranks, str(tmp_path)) == ["complete"] * ranks
-    assert sorted(values_of(tmp_path)) == [2, 4, 6, 8] and not records(tmp_path, "fault")
-    assert records(tmp_path, "checkpoint")[1]["seconds"] > 1.0
+    assert run_ranks(_slow, ranks, str(tmp_path / "slow"), 2**14) == ["complete"] * ranks
+    assert sorted(values_of(tmp_path / "slow")) == [2, 4, 6, 8] and not records(tmp_path / "slow", "fault")
+    assert records(tmp_path / "slow", "checkpoint")[1]["seconds"] > 1.0
+    run_ranks(_slow, ranks, str(tmp_path / "as_if_it_hung"), 2**40)
+    assert "the checkpoint of step 4 is not written after" in records(tmp_path / "as_if_it_hung", "fault")[0]["what"]
 
 
 def _noticed(folder: str, good: bool) -> tuple[str, float]:
