@@ -178,6 +178,17 @@ def test_the_first_rank_of_each_node_looks() -> None:
         assert said[False].look() == ""
 
 
+def test_the_first_rank_of_a_world_looks_where_that_of_its_node_was_lost() -> None:
+    """A survivor keeps its device's number: of 4 ranks 1 to 3 were left as 1, 2 and 0, and none was the first there."""
+    with served(lambda method, path, headers: (200, "the end")) as address:
+        run = dataclasses.replace(RunSpec(), recovery=dataclasses.replace(RecoverySpec(), notice_url=address))
+        notices = Notices(run)
+        notices.enter(1.0, False, None, False)
+        notices.enter(1.0, True, None, False)  # the next world
+        wait_until(lambda: notices.look())
+        notices.close()
+
+
 def test_a_notice_url_that_nobody_could_ask_is_refused() -> None:
     for name in (*NOTICE_SERVICES, "https://notices.example/mine"):
         assert parse_spec(f"[run.recovery]\nnotice_url = '{name}'").run.recovery.notice_url == name

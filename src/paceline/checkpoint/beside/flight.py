@@ -81,7 +81,7 @@ class SaveInFlight:
     ) -> None:
         self.step, self.staged, self.group = staged.step, staged, group
         self.outcomes: list[SaveOutcome] = []
-        self._to, self._patience = to, Patience(limit_seconds)
+        self._to, self._limit_seconds, self._patience = to, limit_seconds, Patience(limit_seconds)
         self._abandoned, self._began = False, time.perf_counter()
         self._ended = threading.Event()  # Python 3.11 takes a thread for ended whose join() was interrupted
         threading.Thread(target=self._run, name="paceline-save", daemon=True).start()
@@ -109,6 +109,10 @@ class SaveInFlight:
         while self.is_running and not (self._abandoned or self._patience.is_over or is_vain()):
             self._ended.wait(LOOK_SECONDS)
         return not self.is_running
+
+    def go_on(self) -> None:
+        """Give the save its limit once more, from now on: it is slow, and does not hang."""
+        self._patience = Patience(self._limit_seconds)
 
     def abandon(self, seconds: float) -> None:
         """Have the save end without a checkpoint: peers that may be dead are waited for no longer.

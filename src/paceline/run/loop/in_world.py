@@ -47,7 +47,7 @@ from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.listener import listen_for_abort, watch_updates
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.points import points_of
-from paceline.run.survive.recovered import Recovered
+from paceline.run.survive.recovered import Recovered, ToldFault
 from paceline.run.survive.replay import step_on_record
 from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.run.survive.saving.known_saves import KnownSave, agreed_save, seconds_on_record
@@ -133,6 +133,8 @@ class InWorld:
         self._done_step = 0  # the last step of which all that follows is done
         self._stopped: bool = False  # whether a callback has ended training
         self._record: Recorder | SilentRecorder = SilentRecorder()
+        self._is_on_record = False  # whether this rank has begun records: those of another are taken over with a world
+        self._unrecorded_faults: list[ToldFault] = []  # which are this rank's to record when it begins
         self._notices = Notices(spec.run, self._generation.begun_after, self._generation.usd_before)
         self._enter(None)
         self._begin()
@@ -183,8 +185,8 @@ class InWorld:
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
-        is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
-        if is_new:
+        is_new = self.world.is_first and not self._is_on_record
+        if isinstance(self._record, SilentRecorder) and is_new:  # else the world before ended as it began them
             self._record = self._open_record()
         if is_new or not held:  # who goes on with the records goes on with the copies that are under way
             saved, every = self.spec.run.checkpoints, self._in_steps.remote_every
@@ -198,6 +200,9 @@ class InWorld:
             began = None if held else passed_seconds() - (time.monotonic() - self._began)
             goes_on = self._generation.number > 1
             self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
+            self._is_on_record = True
+            while self._unrecorded_faults:
+                self._record.fault(*self._unrecorded_faults.pop(0))
         self._enter_notices()
         self._record.decided_before(self._recovered.decisions)
         self._record.decided_once(self._recovered.lasting)

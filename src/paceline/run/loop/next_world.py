@@ -87,7 +87,13 @@ class NextWorld(InWorld):
     def _record_fault(self) -> None:
         """Record what ended the world before, if this rank has its records: the next world may end before it begins.
 
-        Where the rank that had them is lost, the supervisor has told it.
+        Where the rank that had them is lost, the supervisor has told it. Where the first rank of that world had not
+        begun its records yet, nobody has: they begin with it.
         """
-        if not self._generation.is_called:
-            self._record.fault(*Recovered(self._generation).fault)
+        if self._generation.is_called:
+            return
+        fault = Recovered(self._generation).fault
+        if self._is_on_record:
+            self._record.fault(*fault)
+        elif self.world.is_first:
+            self._unrecorded_faults.append(fault)

@@ -215,9 +215,9 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
         _meet(place, device)
         atexit.register(_leave_at_exit)
     groups = Groups()
-    if run and size > 1 and place and place.rendezvous.startswith(KEPT_STORE) and run.checkpoints.asynchronous != "off":
+    if run and size > 1 and place and place.rendezvous.startswith(KEPT_STORE):
         # Now: a group is met through the store, and that of a launcher that dies is gone before what it asks for,
-        # the last checkpoint, is saved.
+        # the last checkpoint, is saved. A save that training waits for is made in a thread, with that group too.
         groups.beside(timedelta(seconds=run.checkpoints.hanging_after))
     return World(rank, size, local_rank, device, groups, switched=tuple(switched))
 

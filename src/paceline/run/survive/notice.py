@@ -48,7 +48,8 @@ class Notices:
     ) -> None:
         """Go on in a world that costs so much; `budget` is the first rank's, made for this world.
 
-        `is_first_here` is whether this is the first rank of its node.
+        `is_first_here` is whether this is the first rank of its node. Where that was lost, on the machine of the first
+        rank of the world, this one takes its place: a survivor keeps its device, and with that its number there.
         """
         now = time.monotonic()
         if math.isnan(self._usd_per_second):  # the first world of this process, at whose price its start counts
@@ -68,7 +69,7 @@ class Notices:
                 self._watch(
                     self._ask_others, lambda: self._budget.next_look_seconds() if self._budget else LOOK_SECONDS
                 )
-        if is_first_here and not self._watches_here:
+        if (is_first_here or is_first) and not self._watches_here:
             self._watches_here = True
             if policy.notice_file:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)

@@ -10,6 +10,8 @@ from paceline.supervise.told.generation import Generation
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
+# What happened, because of what, on which rank, what shows it, and if it names ranks, where known.
+ToldFault = tuple[str, str, int | None, Table | None, bool | None]
 
 
 class Recovered:
@@ -22,8 +24,8 @@ class Recovered:
         self._is_told = not generation.fault
 
     @property
-    def fault(self) -> tuple[str, str, int | None, Table | None, bool | None]:
-        """Return what happened, because of what, on which rank, what shows it, and if it names ranks, where known."""
+    def fault(self) -> ToldFault:
+        """Return what has ended the world before."""
         fault = self._generation.fault
         what, because = str(fault.get("what", "")), str(fault.get("because", ""))
         return what, because, fault.get("rank"), fault.get("evidence"), fault.get("names_ranks")

@@ -55,7 +55,8 @@ class CheckpointsSpec(Declared, table="run.checkpoints"):
     remote_keep: int = option(3, "how many checkpoints are kept in `remote`", minimum=1)
     hanging_after: float = option(
         600.0,
-        "a save that takes longer counts as hanging: training goes on without it, and the process ends without it",
+        "a save that takes longer counts as hanging: training goes on without it, and the process ends without it; one"
+        " that training waits for does where nothing of it is written or read for so long",
         quantity="duration",
         above=0.0,
     )

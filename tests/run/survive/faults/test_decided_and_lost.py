@@ -18,6 +18,7 @@ from test_soak import RUN
 
 from paceline.run.loop import next_world
 from paceline.run.process.world import World
+from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import TAIL_BYTES
@@ -99,6 +100,38 @@ def test_a_fault_is_on_record_though_the_next_world_ends_before_it_begins(
         break
     (found,) = records_of(tmp_path / "run", "fault")
     assert {name: found[name] for name in hung} == hung
+
+
+def test_a_fault_is_on_record_though_the_new_first_rank_had_not_begun_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that had them was lost, and the next world ended as the new first rank came to begin records of its own.
+
+    The supervisor tells what ends a world whose first rank is lost; what ends one whose first rank lives on that tells.
+    """
+    faults = [{"what": f"rank {rank} hung", "because": "why", "rank": rank, "names_ranks": True} for rank in (0, 1)]
+    answers = iter(
+        (Place(0, 1, 0, 1), Generation(number, REFORMED, 1, 1, fault=fault))
+        for number, fault in zip((2, 3), faults, strict=True)
+    )
+    run = training(tmp_path / "run", 100)
+    record, opens, lost = run._record, run._open_keeper, iter((True, False))
+    monkeypatch.setattr(run, "_record", SilentRecorder())
+    monkeypatch.setattr(run, "_is_on_record", False)
+    monkeypatch.setattr(run, "world", replace(run.world, rank=1, size=2))
+
+    def opened(restored: Path | None) -> None:
+        if next(lost):
+            raise dist.DistNetworkError("Connection reset by peer")
+        opens(restored)
+
+    monkeypatch.setattr(run, "_open_keeper", opened)
+    monkeypatch.setattr(next_world, "why_not_reformed", lambda task, plan: "")
+    monkeypatch.setattr(next_world, "next_place", lambda world, waits: next(answers))
+    assert run._reformed() and isinstance(run._record, Recorder) and run._record is not record
+    (started,) = [each for each in records_of(tmp_path / "run", "run_started") if each["attempt"] == 2]
+    (found,) = records_of(tmp_path / "run", "fault")
+    assert (found["what"], started["world_size"]) == ("rank 1 hung", 1)
 
 
 @pytest.mark.parametrize("goes_back_to", [4, 6])

@@ -15,6 +15,7 @@ import pytest
 from distributed import run_ranks
 from survive_runs import STEPS, here, records, through, training, values_of
 
+from paceline import patience
 from paceline.checkpoint import save
 from paceline.checkpoint.beside.flight import SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
@@ -223,6 +224,56 @@ def test_a_save_that_hangs_while_training_waits_is_given_up(tmp_path: Path, rank
     at_once = tmp_path / "at-once"
     run_ranks(_saved_at_once, ranks, str(at_once))
     assert values_of(tmp_path)[8] == values_of(at_once)[8]
+
+
+def test_a_save_that_was_given_up_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had failed when it was given up, and once more when its world was left."""
+    monkeypatch.setattr(within_notice, "ABANDON_SECONDS", 0.05)
+    gate = Gate(monkeypatch, range(1, 2))
+    run = training(tmp_path, asynchronous="off", hanging_after="0.3 s")
+    try:
+        for batch in run:
+            if run.step(batch).step < 4:
+                continue
+            hanging = run._keeper._flight
+            assert hanging is not None and hanging.is_given_up and run._keeper._failures == 1
+            gate.is_open.set()
+            hanging._thread.join()
+            run._keeper.abandon()
+            assert run._keeper._failures == 1
+            break
+    finally:
+        gate.is_open.set()
+
+
+def _slow(folder: str, slowest: int) -> str:
+    """Have the last rank's second save take several times `hanging_after`, on a disk that writes slowly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(within_notice, "SLOWEST", slowest)
+        patch.setattr(patience, "programs_per_core", lambda: 1.0)  # a limit is longer on a busy machine
+        writes, number = save.write_shard, iter(range(99))
+
+        def slowly(path: Path, *given: Any) -> Any:
+            if next(number) == 1 and here().rank == here().size - 1:
+                with (Path(folder) / "slow").open("wb", buffering=0) as file:
+                    for _ in range(25):
+                        file.write(bytes(2**13))
+                        threading.Event().wait(0.05)
+            return writes(path, *given)
+
+        patch.setattr(save, "write_shard", slowly)
+        through(training(Path(folder), asynchronous="off", hanging_after="0.3 s"))
+    return "complete"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_slow_disk_is_waited_for_where_training_waits_in_any_case(tmp_path: Path, ranks: int) -> None:
+    """Saves of 15 minutes were given up after 10, each of them and the last one too: the run came to nothing."""
+    assert run_ranks(_slow, ranks, str(tmp_path / "slow"), 2**14) == ["complete"] * ranks
+    assert sorted(values_of(tmp_path / "slow")) == [2, 4, 6, 8] and not records(tmp_path / "slow", "fault")
+    assert records(tmp_path / "slow", "checkpoint")[1]["seconds"] > 1.0
+    run_ranks(_slow, ranks, str(tmp_path / "as_if_it_hung"), 2**40)
+    assert "the checkpoint of step 4 is not written after" in records(tmp_path / "as_if_it_hung", "fault")[0]["what"]
 
 
 def _noticed(folder: str, good: bool) -> tuple[str, float]:

@@ -342,7 +342,7 @@ class CheckpointKeeper:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        was_over = not flight.is_running
+        was_over, is_counted = not flight.is_running, flight.is_given_up
         flight.abandon(ABANDON_SECONDS)
         outcomes = tuple(flight.outcomes)  # what a thread that goes on comes to later counts no more
         if not self._is_told:
@@ -355,7 +355,7 @@ class CheckpointKeeper:
         ]  # fmt: skip
         if DISK in made:
             self._heard(made[DISK])
-        elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
+        elif was_over and not is_counted and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
             self._failures += 1
 
     def _settled(self, world: World, step: int, until: float = math.inf) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from paceline.run.survive.listener import was_aborted
 
 ABANDON_SECONDS = 2.0  # for a thread that nobody waits for any more to end
 FLIGHT_SHARE = 0.8  # of a notice, in which a save under way may end where no further one follows
+SLOWEST = 2**18  # bytes a second that a rank moves whose storage answers; what else a run writes and reads is less
 
 
 def waited_for(flight: SaveInFlight | None, took: float, notice: float, world: World) -> tuple[bool, bool]:
@@ -63,26 +65,42 @@ class LiveState:
 def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: float, until: float) -> SaveInFlight:
     """Return a save that has ended on all ranks, or that was given up on all, since it hangs on one of them.
 
-    It hangs that takes longer than `limit_seconds`, or goes on at the moment `until` of the monotonic clock. What was
-    given up publishes nothing: its values may change from then on. Every rank calls it. Raises RuntimeError where the
-    world ends meanwhile.
+    It hangs where no rank writes or reads anything for `limit_seconds`: all of a large state may take longer. It is
+    also given up where it goes on at the moment `until` of the monotonic clock. What was given up publishes nothing:
+    its values may change from then on. Every rank calls it. Raises RuntimeError where the world ends meanwhile.
     """
     if world.device.type == "cuda":  # what is under way there is this thread's, and another one reads the values
         torch.cuda.current_stream(world.device).synchronize()
     group = world.groups.beside(timedelta(seconds=limit_seconds)) if world.size > 1 else None
-    flight = SaveInFlight([to], state, group, limit_seconds)
+    moved, flight = bytes_moved(), SaveInFlight([to], state, group, limit_seconds)
     try:
-        flight.wait(lambda: was_aborted() or time.monotonic() >= until)
-    except BaseException:  # a signal; what is not finished is cleared away, if that takes no longer
+        while True:
+            flight.wait(lambda: was_aborted() or time.monotonic() >= until)
+            if flight.is_running and was_aborted():
+                flight.abandon(ABANDON_SECONDS)
+                raise RuntimeError(f"the world has ended, and the save of step {state.step} with it")
+            lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
+            before, moved = moved, bytes_moved()
+            moves, is_late = moved - before >= SLOWEST * limit_seconds, time.monotonic() >= until
+            told = world.maximum([float(each) for each in (flight.is_running, lost, moves, is_late)])
+            goes_on, was_lost, moves, is_late = map(bool, told)
+            if not goes_on or is_late or not moves:
+                break
+            flight.go_on()
+    except BaseException:  # a signal, or a peer that is gone when ranks are to agree; what is unfinished is cleared away
         flight.abandon(ABANDON_SECONDS)
         raise
-    if flight.is_running and was_aborted():
+    if goes_on:
         flight.abandon(ABANDON_SECONDS)
-        raise RuntimeError(f"the world has ended, and the save of step {state.step} with it")
-    lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
-    hangs, was_lost = world.maximum([float(flight.is_running), float(lost)])
-    if hangs:
-        flight.abandon(ABANDON_SECONDS)
-    if hangs or was_lost:
+    if goes_on or was_lost:
         world.groups.drop_beside()
     return flight
+
+
+def bytes_moved() -> int:
+    """Return how many bytes this process has written and read so far by calls of the system; 0 where nobody counts."""
+    try:
+        told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(told["rchar"]) + int(told["wchar"])
+    except (OSError, ValueError, KeyError):
+        return 0
