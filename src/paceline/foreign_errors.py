@@ -21,6 +21,8 @@ _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Connection closed by peer", or names it behind "Gloo connectFullMesh failed with". torch 2.13's own words of gloo, as
 # "ProcessGroupGloo::alltoall: ...", are of wrong calls.
 _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
+# Kinds of errors of torch.distributed, of NCCL among others, and of devices.
+_OF_MACHINES = ("DistError", "AcceleratorError")
 # torch, of a group that this process has left while one of its threads was in it (distributed_c10d.py, get_backend).
 _LEFT_GROUP = "is not initialized in the world group map"
 # Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
@@ -55,6 +57,12 @@ def asked_bytes(error: BaseException) -> int | None:
 def is_of_gloo(error: BaseException) -> bool:
     """Return whether gloo has raised an error: a peer has gone, or did not answer in time."""
     return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Return whether an error is of memory, of a peer or of a device, and not of what a program computes."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return says_no_memory(error) or is_of_gloo(error) or not kinds.isdisjoint(_OF_MACHINES)
 
 
 def is_of_left_group(error: BaseException) -> bool:
