@@ -19,6 +19,7 @@ from paceline.foreign_errors import (
     is_of_functional_transforms,
     is_of_gloo,
     is_of_left_group,
+    is_of_machine,
     is_of_memory_let_go,
     is_of_no_gradient,
     is_of_shards,
@@ -148,3 +149,14 @@ def test_no_other_file_reads_the_words_of_an_error() -> None:
     )
     found = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if reads.search(path.read_text("utf-8"))}
     assert found == {"foreign_errors.py"}
+
+
+def test_errors_of_machines_are_those_of_memory_peers_and_devices() -> None:
+    """What a user's program raises, in whatever words, is none of them."""
+    gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    told = [torch.OutOfMemoryError("CUDA out of memory"), dist.DistBackendError("NCCL error")]
+    told += [RuntimeError("std::bad_alloc"), RuntimeError(gone)]
+    assert all(map(is_of_machine, told))
+    with pytest.raises(RuntimeError) as raised:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not any(map(is_of_machine, (raised.value, ValueError("out of memory"), AttributeError("gloo"))))

@@ -25,6 +25,8 @@ _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
 # What the system says of a process that has no file descriptor left, in torch's errors of a store that is a file.
 _NO_DESCRIPTOR = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
+# Kinds of errors of torch.distributed, of NCCL among others, and of devices.
+_OF_MACHINES = ("DistError", "AcceleratorError")
 # torch, of a group that this process has left while one of its threads was in it (distributed_c10d.py, get_backend).
 _LEFT_GROUP = "is not initialized in the world group map"
 # Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
@@ -64,6 +66,12 @@ def is_of_gloo(error: BaseException) -> bool:
 def is_of_no_descriptor(error: BaseException) -> bool:
     """Return whether a store could not be opened since this process has no file descriptor left: that may pass."""
     return isinstance(error, RuntimeError) and any(told in str(error) for told in _NO_DESCRIPTOR)
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Return whether an error is of memory, of a peer or of a device, and not of what a program computes."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return says_no_memory(error) or is_of_gloo(error) or not kinds.isdisjoint(_OF_MACHINES)
 
 
 def is_of_left_group(error: BaseException) -> bool:

@@ -168,3 +168,15 @@ def test_a_journal_without_enough_steps_says_so(here, tmp_path):
     (journal / "0001.jsonl").write_text("\n".join(start + [line for line in lines if '"step":2' in line]) + "\n")
     with pytest.raises(PacelineError, match="tells no step time"):
         observe_run(tmp_path)
+
+
+def test_a_copy_for_saves_is_in_a_peak_where_a_save_was_beside_training_and_steps_followed(here, tmp_path):
+    """A run that was stopped before its first save, or whose host had no room for the copy, had counted it too."""
+    assert observe_run(here[2])[0].staged
+    lines = list(map(json.loads, (here[2] / "journal" / "0001.jsonl").read_text().splitlines()))
+    waited = [line | {"stall_seconds": line["seconds"]} if line["kind"] == "checkpoint" else line for line in lines]
+    stopped = [line for line in lines if line["kind"] != "checkpoint" or line["step"] == 10]
+    for name, told in (("waited", waited), ("stopped", stopped)):
+        (tmp_path / name / "journal").mkdir(parents=True)
+        (tmp_path / name / "journal" / "0001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+        assert not observe_run(tmp_path / name)[0].staged

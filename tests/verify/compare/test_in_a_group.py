@@ -307,3 +307,16 @@ def test_memory_that_nobody_wrote_is_told_where_a_proof_has_the_same_everywhere(
 
 def test_a_program_that_writes_what_it_reads_is_not_told() -> None:
     assert run_ranks(told_of_unwritten, 2, next_token, numbers_alone(*given(next_token)))[0] is None
+
+
+def share_right_of_noisy(outputs: Any, batch: Any) -> Any:
+    """Return how often the largest logit is right, of logits with noise."""
+    noisy = outputs + 10 * torch.randn_like(outputs)
+    return (noisy.argmax(-1) == batch["labels"]).double().sum() + noisy.mean(), batch["labels"].numel()
+
+
+def test_a_metric_that_draws_asks_for_no_ranks() -> None:
+    """It drew others in the group, as the process had drawn before, and was told to ask for ranks."""
+    torch.manual_seed(12345)
+    known = [first_numbers(*measured((share_right_of_noisy,)))]
+    assert run_ranks(told_of_metrics, 2, known, [share_right_of_noisy])[0] == [None]

@@ -70,6 +70,8 @@ def observation_from_dict(record: dict[str, Any]) -> Observation:
     if record["schema"] != SCHEMA:
         raise ValueError(f"schema {record['schema']}")
     fields = {name: value for name, value in record.items() if name != "schema"}
+    if "staged" not in fields and _is_of_cpu(fields["machine"]):  # which did not say what peaks hold
+        fields["peak_bytes"] = None
     plain = {"profile": unpack_profile(record["profile"]), "plan": plan_from_dict(record["plan"])}
     return Observation(**{**fields, **plain})
 
@@ -82,3 +84,8 @@ def machine_key(cluster: Cluster) -> str:
 def device_key(cluster: Cluster) -> str:
     """Return what machines of the cluster's device have in common, whichever they are: how their keys end."""
     return f"{cluster.device.kind}-{hashlib.sha256(cluster.device.name.encode()).hexdigest()[:8]}"
+
+
+def _is_of_cpu(machine: str) -> bool:
+    """Return whether a machine's key, which ends as `device_key` does, is of CPUs."""
+    return machine.split("-")[-2:-1] == ["cpu"]

@@ -8,11 +8,17 @@ from pathlib import Path
 
 from paceline.cluster.plain import cluster_from_dict
 from paceline.errors import DataError
-from paceline.plan.cost.memory import staged
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
 from paceline.spec.cluster import Cluster
-from paceline.spec.journal.kinds import DecisionRecord, MemoryRecord, RanksRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    DecisionRecord,
+    MemoryRecord,
+    RanksRecord,
+    RunStarted,
+    StepRecord,
+)
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.records.decided import MICRO_BATCH
@@ -110,12 +116,22 @@ def _observation(run_dir: Path, start: RunStarted, records: list[Record], steps:
         step_seconds=median,
         spread=(quartiles[2] - quartiles[0]) / IQR_SIGMAS / median,
         peak_bytes=max(peaks, default=None),
-        staged=any(term["name"] == staged.NAME for term in start.forecast.get("memory", ())),
+        staged=_has_staged(records, steps),
         core_share=_core_share(steps) if start.world_size == 1 else _core_share_of_ranks(records, start, cluster),
         forecast={term["name"]: float(term["value"]) for term in start.forecast["time"]},
         measured={name: statistics.median(step.seconds.get(name, 0.0) for step in steps) for name in steps[-1].seconds},
         versions={name: str(version) for name, version in start.versions.items()},
     )
+
+
+def _has_staged(records: list[Record], steps: list[StepRecord]) -> bool:
+    """Return whether a step came after a save beside training, whose copy then lay in memory.
+
+    A run that was stopped before its first save has none, nor one whose host had no room for it.
+    """
+    last = {step.attempt: step.step or 0 for step in steps}
+    beside = [each for each in records if isinstance(each, CheckpointRecord) and each.is_beside]
+    return any((save.step or 0) < last.get(save.attempt, 0) for save in beside)
 
 
 def _core_share(steps: list[StepRecord]) -> float | None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_machine
 from paceline.task.models.held import buffers_kept
 from paceline.task.models.layers.collectives import part
 from paceline.task.rules import Rules
@@ -40,6 +41,8 @@ class SplitCheck:
         except ConfigError:  # which says itself what to do
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of shapes that do not fit any more
+            if is_of_machine(error):  # a smaller micro-batch goes on, or another world
+                raise
             raise self._refusal(model, group, f"its forward pass fails, {type(error).__name__}: {error},") from error
         for name, whole in self._whole.items():
             own = part(whole, group) if self._rules.splits_sequence and whole.shape != found[name].shape else whole

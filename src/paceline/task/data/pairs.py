@@ -172,4 +172,7 @@ def _conversation(where: str, prompt: object, field: str, answer: list[object], 
     if last != LEARNT_ROLE:
         raise DataError(f"{where} has no answer", f"the last message under {field} is of '{last}'",
                         f"a message of the role '{LEARNT_ROLE}' at the end")  # fmt: skip
+    if not found.is_learnt(len(found.messages) - 1):  # an earlier one would be compared
+        raise DataError(f"{where} has an answer that is not to be learnt", f"the last message under {field} has the"
+                        " weight 0", "no weight for the answers of a pair")  # fmt: skip
     return found

@@ -151,6 +151,7 @@ def _metrics(model: nn.Module, objective: Objective, metrics: Iterable[OwnMetric
     hook = model.register_forward_hook(lambda module, given, output: returned.append(output))
     try:
         with evaluating(model), buffers_kept(model), torch.no_grad():
+            torch.manual_seed(0)  # what is drawn to evaluate is alike in every process
             loss, weight = objective(model, rows)
             whole = logits_of(objective)
             outputs = returned[-1] if whole is None else whole(model, rows)

@@ -81,3 +81,17 @@ def test_a_plan_of_a_task_counts_it_and_what_runs_taught_is_compared_with_it() -
     more, less = forecast_runs([run, without], lambda one: here)
     assert more.forecast_bytes - less.forecast_bytes == pytest.approx(12 * 5e6)
     assert observation_from_dict(run.as_dict()) == run
+
+
+def test_peaks_of_earlier_releases_are_not_learnt_from_on_a_cpu() -> None:
+    """They may hold the copy or not: taken for peaks without it they would have had the copy counted twice."""
+    for kind, kept in (("cpu", None), ("cuda", 1e9)):
+        here = cluster(2, kind, host="a-cpu-node")
+        run = Observation(
+            date="2026-01-01T00:00:00+00:00", run="runs/a", machine=machine_key(here), name="a", profile=profile(4),
+            optimizer="adamw", plan=plan(Layout(dp_replicate=2), 2), devices=2, devices_per_node=2, steps=50,
+            step_seconds=1.0, spread=0.02, peak_bytes=1e9,
+        )  # fmt: skip
+        record = {name: value for name, value in run.as_dict().items() if name != "staged"}
+        assert observation_from_dict(record).peak_bytes == kept
+        assert observation_from_dict(run.as_dict()).peak_bytes == 1e9

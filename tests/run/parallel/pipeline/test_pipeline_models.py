@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.spec.layout import Layout
+from paceline.task.objective import next_token
 
 transformers = pytest.importorskip("transformers")
 
@@ -166,3 +168,17 @@ def test_stages_that_fail_are_told_as_no_chain() -> None:
 def test_a_forward_pass_that_is_no_chain_is_refused(model: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match="is not the chain that its rules declare"):
         run_ranks(weights_held, 2, decoder_task(model=model, objective="next_token"), piped(TWO, precision="fp32"))
+
+
+def without_room(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find no memory where stages are tried in turn."""
+    if any(frame.name == "_chained" for frame in traceback.extract_stack()):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return next_token(model, batch)
+
+
+def test_stages_that_find_no_memory_are_not_told_as_no_chain() -> None:
+    """A smaller micro-batch would have gone on; told as the rules' mistake the run ended."""
+    with pytest.raises(Exception, match="out of memory") as raised:
+        run_ranks(weights_held, 2, decoder_task(model=Net, objective=without_room), piped(TWO, precision="fp32"))
+    assert not isinstance(raised.value, ConfigError)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_machine
 from paceline.plan.feasible.stages import stage_count
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import AnyObjective, in_model_precision, sample_rows
@@ -57,6 +58,8 @@ def check_chain(
         except ConfigError:  # which says itself what to do
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:  # of what is handed on
+            if is_of_machine(error):  # a smaller micro-batch goes on, or another world
+                raise
             raise _not_the_chain(model, f"{type(error).__name__}: {error}") from error
         found = _gradients_of(model)
     finally:

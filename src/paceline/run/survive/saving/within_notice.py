@@ -87,7 +87,7 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
             if not goes_on or is_late or not moves:
                 break
             flight.go_on()
-    except BaseException:  # a signal, or a peer that is gone when ranks are to agree; what is unfinished is cleared away
+    except BaseException:  # a signal, or a peer that is gone as ranks agree; what is unfinished is cleared away
         flight.abandon(ABANDON_SECONDS)
         raise
     if goes_on:

@@ -33,6 +33,12 @@ class CheckpointRecord(Record):
         """What the checkpoint cost the run."""
         return self.seconds if self.stall_seconds is None else self.stall_seconds
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether training went on meanwhile: it was written from a copy of the state in host memory."""
+        stall = self.stall_seconds
+        return self.tier != "remote" and stall is not None and stall < (self.seconds or 0.0)
+
 
 @dataclass(frozen=True)
 class ReplayRecord(Record):

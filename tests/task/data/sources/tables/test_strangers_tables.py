@@ -226,6 +226,9 @@ def test_lists_of_0_and_1_say_of_every_class_whether_a_row_has_it(settled: Settl
              for split, rows in (("train", [[1, 0], [0, 1]]), ("validation", [[1, 0, 0]]))}  # fmt: skip
     with pytest.raises(PacelineError, match="has 3 labels"):
         settled("uneven", files)
+    files["validation.jsonl"] = lines_of([{"text": "c", "labels": [0, 2]}])
+    with pytest.raises(PacelineError, match="has the label 2"):  # it was a label of 2, in evaluations alone
+        settled("other", files)
     with pytest.raises(PacelineError, match="lists of fractions"):
         settled("soft.jsonl", lines_of([{"text": "a", "labels": [0.2, 0.8]}, {"text": "b", "labels": [0.5, 0.5]}]))
 

@@ -3,6 +3,7 @@ tokens count, padded and packed, against a walk of their segments."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -253,3 +254,13 @@ def test_rows_whose_prompts_leave_nothing_to_learn_are_left_out_and_told(tmp_pat
             assert int((source.read(np.array([row]))["labels"] >= 0).sum()) > 0
     with pytest.raises(DataError, match="anything to learn within seq_len = 2 tokens"):
         open_sources(DataSpec(f"table:{path}", rows="padded", **{**options, "seq_len": 2}), 7)
+
+
+def test_the_fingerprint_of_a_labelled_table_is_that_of_earlier_releases(tmp_path: Path) -> None:
+    """As of 2026-11-28: a run that was begun then goes on. What is noted of labels to write them is no part of it."""
+    table, train = open_table(labelled(tmp_path)), open_sources(labelled(tmp_path), 7)[0]
+    assert table.labels is not None
+    told = f"Labels(kind='classification', classes=('a', 'b'), because={table.labels.because!r})"
+    made = f"{table.corpus.train.digest} {told} 40 {table.keeps_end} {table.pad}"
+    labels = table.label_array("train").tobytes()
+    assert train.fingerprint == hashlib.blake2b(made.encode() + labels, digest_size=16).hexdigest()

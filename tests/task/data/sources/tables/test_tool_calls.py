@@ -323,3 +323,54 @@ def test_a_preference_may_be_one_of_calls(tmp_path: Path) -> None:
     assert ByteTokenizer().decode(np.array(chosen)).count("<tool_call>") == 2
     with pytest.raises(DataError, match="does not fit the template"):
         preference_pairs(str(path), 1024, template="plain")[0]  # type: ignore[index]
+
+
+def test_an_answer_that_is_not_to_be_learnt_is_no_answer_of_a_pair(tmp_path: Path) -> None:
+    """The message of the assistant before it was compared in its place, in silence."""
+    talk = [ASKED, SAID, THANKS[0]]
+    wrong = [{"role": "assistant", "content": "No."}]
+    row = {"prompt": talk, "chosen": [{**THANKS[1], "weight": 0}], "rejected": wrong}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="not to be learnt"):
+        preference_pairs(str(path), 1024, template="chatml")
+
+
+@pytest.mark.parametrize("said", ["<b>hi", "<", "hi <think>", "<think"])
+def test_an_answer_that_begins_as_what_asks_for_it_goes_on_is_learnt_from_its_beginning(
+    tmp_path: Path, said: str
+) -> None:
+    """What asks for an answer may begin a thought that the answer does not have: "<" was taken for a part of that."""
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+    folder = write_folder(tmp_path, template + "{% if add_generation_prompt %}[assistant]<think>{% endif %}")
+    for talk in ([ASKED, {"role": "assistant", "content": said}],
+                 [ASKED, {"role": "assistant", "content": said}, *THANKS]):  # fmt: skip
+        segments = of_tokenizer(folder)(messages_of(talk, "here", "messages"))
+        learnt = [message["content"] + "<|im_end|>" for message in talk if message["role"] == "assistant"]
+        assert "".join(segment.text for segment in segments if segment.counted) == "".join(learnt)
+
+
+@pytest.mark.parametrize("role", ["tool", "system", "user"])
+def test_others_than_the_assistant_say_something(role: str) -> None:
+    """One that calls a tool and says nothing ended the reading with a KeyError, whatever on_bad says."""
+    with pytest.raises(DamagedData, match="without role and content"):
+        messages_of([ASKED, {"role": role, "tool_calls": [call("f")]}, SAID], "row 1", "messages")
+
+
+def test_another_template_in_the_tokenizers_folder_makes_another_table(tmp_path: Path) -> None:
+    """A table by the template that lay there before was found in the cache, and trained on in silence."""
+    folder = write_folder(tmp_path, UNMARKED)
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps({"messages": TALKS["no call"]}) + "\n")
+    data = DataSpec(f"table:{path}", seq_len=2048, validation_fraction=0.0, rows="padded", tokenizer=folder,
+                    cache_dir=str(tmp_path / "cache"))  # fmt: skip
+
+    for name, text in (
+        ("chat_template.jinja", UNMARKED),
+        ("chat_template.jinja", "{{ bos_token }}" + UNMARKED.replace("user\\n", "human\\n")),
+        ("tokenizer_config.json", json.dumps({"bos_token": "<|endoftext|>"})),
+    ):
+        (tmp_path / name).write_text(text)
+        segments = of_tokenizer(folder)(messages_of(TALKS["no call"], "here", "messages"))
+        ((ids, _),) = encode_segments(load_tokenizer(folder), [segments])
+        assert open_table(data).corpus.train.open()[: len(ids)].tolist() == ids.tolist()

@@ -34,7 +34,8 @@ class Labels:
     kind: str  # classification, regression or multi_label
     classes: tuple[str, ...]
     because: str
-    are_hot: bool = False  # whether each row says of every class by 0 or 1 whether it has it
+    # Whether each row says of every class by 0 or 1 whether it has it. Fingerprints of sources are of the rest.
+    are_hot: bool = field(default=False, repr=False)
 
     @property
     def outputs(self) -> int:
@@ -247,6 +248,9 @@ def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str)
     if labels.are_hot:
         if len(value) != len(labels.classes):  # a row for validation: those for training are all alike
             raise DataError(f"{where} has {len(value)} labels", f"rows for training have {len(labels.classes)}",
+                            "0 or 1 for each class in every row")  # fmt: skip
+        if other := [each for each in value if each not in (0, 1)]:
+            raise DataError(f"{where} has the label {other[0]}", "rows for training have 0 or 1 for each class",
                             "0 or 1 for each class in every row")  # fmt: skip
         return np.array(value, dtype=np.uint8)
     row = np.zeros(len(labels.classes), dtype=np.uint8)

@@ -30,6 +30,7 @@ from paceline.task.data.sources.cache_folders import (
 )
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus
+from paceline.task.data.sources.tables.chat.own_template import writing_identity
 from paceline.task.data.sources.tables.columns import TableColumns
 from paceline.task.data.sources.tables.labels import Labels
 from paceline.task.data.sources.tables.listing import list_table
@@ -90,7 +91,8 @@ def open_table(data: DataSpec, say: Say | None = None) -> TextTable:
 
 def _signature(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the table, taking a file's size and time for its content."""
-    return hash_of([FORMAT, "table", signature_of(data, listing), *(getattr(data, name) for name in CHOICES)])
+    chosen = [getattr(data, name) for name in CHOICES]
+    return hash_of([FORMAT, "table", signature_of(data, listing), *chosen, writing_identity(data.tokenizer)])
 
 
 def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> TextTable:

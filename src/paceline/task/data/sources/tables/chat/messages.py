@@ -126,7 +126,7 @@ def _message(given: object, where: str) -> ChatMessage:
                         "tool_calls": _calls(given.get(content_key), where)}  # fmt: skip
             content = _content(given.get(content_key), where)
             called = given.get("tool_calls") or given.get("function_call")
-            if content is not None or called:
+            if content is not None or (called and ROLES.get(role, role) == LEARNT_ROLE):
                 found: dict[str, object] = {"role": ROLES.get(role, role)}
                 found |= {} if content is None else {"content": content}
                 found |= {"tool_calls": _calls(called, where)} if called else {}

@@ -53,6 +53,12 @@ def own_templates(tokenizer: str) -> dict[str, str]:
     return {name: text for name in (MAIN, TOOL_USE) if isinstance(text := named.get(name), str) and text}
 
 
+def writing_identity(tokenizer: str) -> list[object]:
+    """Return what, with a tokenizer itself, decides how its folder writes conversations, as plain data."""
+    templates = own_templates(tokenizer)
+    return [templates, _special_tokens(tokenizer_config(_folder(tokenizer)))] if templates else []
+
+
 def tokenizer_config(folder: Path) -> dict[str, object]:
     """Return what lies beside a tokenizer.json about it; nothing where nothing does."""
     try:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, ChatMessage, Messages
+from paceline.task.data.sources.tables.chat.messages import LEARNT_ROLE, REASONING, ChatMessage, Messages
 from paceline.task.data.sources.tables.chat.templates import TemplateRefusal
 
 Render = Callable[[Messages, bool], str]  # the messages, and whether the beginning of an answer follows them
 Spans = list[tuple[int, int]]
+NOT_SAID = "\ufdd4"  # one more that Unicode has for programs' own use
 
 
 def said_by_assistant(render: Render, messages: Messages) -> tuple[str, Spans]:
@@ -33,8 +34,10 @@ def said_by_assistant(render: Render, messages: Messages) -> tuple[str, Spans]:
         done = _found(prompt, gaps, tails, keys)
         end = done[-1][1] if done else 0
         begun = _as_far_as_alike(prompt, text)  # an answer may begin before the end of what asks for it
-        if begun != prompt and (len(begun) <= end or not begun.startswith(render(messages[:at], False))):
-            raise _rewritten()
+        if begun != prompt:
+            begun = _as_far_as_alike(begun, _of_other_words(render, messages[:at], message, begun))
+            if len(begun) <= end or not begun.startswith(render(messages[:at], False)):
+                raise _rewritten()
         gaps.append(begun[end:])
         tails.append(text[len(begun) :])
         keys.append(_last_words(message))
@@ -63,6 +66,19 @@ def _as_far_as_alike(one: str, other: str) -> str:
     if other.startswith(one):
         return one
     return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
+
+
+def _of_other_words(render: Render, before: Messages, message: ChatMessage, otherwise: str) -> str:
+    """Return what is written where the message says something else, or `otherwise` where the template refuses to.
+
+    Where what asks for an answer goes on with `<think>`, an answer that begins with `<b>` shares a character with that.
+    """
+    other = {"role": LEARNT_ROLE, "content": NOT_SAID}
+    other |= dict.fromkeys((name for name in REASONING if message.get(name)), NOT_SAID)
+    try:
+        return render([*before, other], False)
+    except TemplateRefusal:
+        return otherwise
 
 
 def _last_words(message: ChatMessage) -> str:
