@@ -30,7 +30,7 @@ def test_the_form_of_an_import_path(text: str, is_path: bool) -> None:
     ("path", "says"),
     [("os.path", "package.module:attribute"), ("no_such_module_here:x", "no module 'no_such_module_here'"),
      ("os.path:jion", "did you mean 'join'?"), ("pathlib:Path.nope", "has no 'nope'"),
-     ("os.path.deep:x", "os.path.deep")],
+     ("os.path.deep:x", "os.path.deep"), ("no_such_module_here.py:x", "did you mean 'no_such_module_here:x'?")],
 )  # fmt: skip
 def test_what_is_missing_is_named(path: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:

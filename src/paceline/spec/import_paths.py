@@ -99,6 +99,12 @@ def _import(name: str, path: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         absent = error.name or name
         if name == absent or name.startswith(absent + "."):
+            if name.endswith(".py"):
+                meant = f"{name.removesuffix('.py')}:{path.partition(':')[2].strip()}"
+                raise ConfigError(
+                    f"{purpose} = '{path}' cannot be imported", f"'{name}' is the name of a file, and not of a module",
+                    f"did you mean '{meant}'?",
+                ) from error  # fmt: skip
             raise ConfigError(
                 f"{purpose} = '{path}' cannot be imported", f"there is no module '{absent}'",
                 f"put {absent.replace('.', '/')}.py beside the spec file, or install the package that holds it",

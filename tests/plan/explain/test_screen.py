@@ -71,6 +71,17 @@ def test_money_buys_at_one_price_wherever_it_is_told(large: Planned) -> None:
     assert bought_text(planned("cluster.device=mi300x"), 5000.0) == ""
 
 
+def test_a_price_that_a_budget_is_held_against_stands_in_a_line_that_says_why_it_is_another() -> None:
+    words = ("cluster.devices=16", 'task.stop="1000 B tokens"')
+    few = planned(*words, "run.budget.usd=500")
+    price, goodput = expected_usd(few), few.expected.goodput
+    assert 0.995 < goodput < 1 and f"${price:,.0f}" != f"${few.forecast.usd.value:,.0f}"
+    lines = headline_lines(few)
+    assert f"${price:,.0f} expected" in next(line for line in lines if "budget $500" in line)
+    assert f"${price:,.0f}" in next(line for line in lines if "expected: " in line and "goodput" in line)
+    assert not any("expected: " in line for line in headline_lines(planned(*words)))
+
+
 def test_a_long_run_says_when_it_is_done_and_a_short_one_does_not(large: Planned) -> None:
     now = datetime.datetime(2026, 12, 31, 20, 0, tzinfo=datetime.UTC)
     (line,) = finish_lines(large, now)

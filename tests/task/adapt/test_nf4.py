@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests_shared import coarse_plan as plan_of
 from tests_shared import decoder_task, run_steps
 
 from paceline.errors import DoesNotFit
+from paceline.plan.explain.headline import trained_text
 from paceline.plan.planned import plan_task
 from paceline.spec.adapt.adapter import NF4_BYTES, Adaptation, AdapterSpec
 from paceline.spec.layout import Layout
@@ -183,6 +185,10 @@ def test_four_bits_are_priced_and_close_the_tensor_axis(tmp_path: Path) -> None:
     count = sum(block.packed_parameters for block in blocks)
     assert count + packed.profile.parameters == whole.profile.parameters
     assert packed.profile.trained_parameters == whole.profile.trained_parameters
+    told = re.search(r"trains (\S+ \S+) of (\S+ \S+) parameters \(([\d.]+)%\)", trained_text(packed))
+    share = whole.profile.trained_parameters / whole.profile.parameters
+    assert told and told[0] in trained_text(whole), "four bits are parameters of the model too"
+    assert float(told[3]) == pytest.approx(100 * share, abs=0.006)
     (term,) = [term for term in packed.forecast.memory if term.name == "weights in four bits"]
     largest = max(block.unpacked_elements for block in blocks)
     assert count * NF4_BYTES < term.value <= count * NF4_BYTES + 12 * largest

@@ -14,7 +14,7 @@ from paceline.plan.cost.software import PACELINE
 from paceline.plan.cost.unknown import time_widths
 from paceline.plan.explain.choice import tried_text
 from paceline.plan.explain.lines import wrap
-from paceline.plan.explain.money import finish_lines, limit_lines, money_text, price_lines
+from paceline.plan.explain.money import expected_usd, finish_lines, limit_lines, money_text, price_lines
 from paceline.plan.planned import Planned
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate
@@ -48,7 +48,7 @@ def headline_lines(planned: Planned) -> list[str]:
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
-        *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
+        *([f"{INDENT}{expected_text(planned)}"] if _expects_otherwise(planned) else []),
         *(f"{INDENT}{line}" for line in (*finish_lines(planned), *limit_lines(planned), *price_lines(planned))),
         *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
     ]
@@ -97,18 +97,27 @@ def task_text(planned: Planned) -> str:
     return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
 
 
+def _expects_otherwise(planned: Planned) -> bool:
+    """Return whether failures take much, or so much that limits are held against another price than the plan's."""
+    if planned.expected.goodput < NOTABLE_GOODPUT:
+        return True
+    price, alone = money_text(expected_usd(planned)), money_text(planned.forecast.usd.value)
+    return price != alone and bool(limit_lines(planned))
+
+
 def trained_text(planned: Planned) -> str:
     """Return what of the model is trained, and what is beside it; "" where all of it is."""
     profile, adapter = planned.profile, planned.spec.task.adapter
-    if profile.trained_parameters == profile.parameters:
+    packed = profile.packed_parameters  # no part of `parameters`
+    every = profile.parameters + packed
+    if profile.trained_parameters == every:
         return ""
-    share = profile.trained_parameters / profile.parameters
-    what = f"{format_count(profile.trained_parameters)} of {format_count(profile.parameters)} parameters ({share:.2%})"
+    share = profile.trained_parameters / every
+    what = f"{format_count(profile.trained_parameters)} of {format_count(every)} parameters ({share:.2%})"
     how = "" if adapter.is_none else f" · {adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
     narrow = sum(block.narrow_parameters for block in profile.blocks)
-    packed = sum(block.packed_parameters for block in profile.blocks)
     rests = f", {format_count(narrow)} of them in {adapter.base_dtype}" if narrow else ""
-    rests += f", {format_count(packed)} more in four bits ({adapter.base_dtype})" if packed else ""
+    rests += f", {format_count(packed)} of them in four bits ({adapter.base_dtype})" if packed else ""
     return f"trains {what}{how}; the rest is frozen{rests}: no gradients, no optimizer state"
 
 
