@@ -238,7 +238,7 @@ def test_a_save_that_was_given_up_counts_once(tmp_path: Path, monkeypatch: pytes
             hanging = run._keeper._flight
             assert hanging is not None and hanging.is_given_up and run._keeper._failures == 1
             gate.is_open.set()
-            hanging._thread.join()
+            hanging._ended.wait()
             run._keeper.abandon()
             assert run._keeper._failures == 1
             break
