@@ -58,6 +58,8 @@ while (asked := lines.take(3.0)) is not None:
     if child == 0:
         if sys.argv[2] == "runs":
             signal.pause()
+        while not os.path.exists(os.environ["MAY_END"]):
+            time.sleep(0.01)
         os._exit(3)
     lines.send({"forked": child})
     if sys.argv[2] == "ends":
@@ -72,8 +74,8 @@ def test_a_signal_that_is_passed_on_takes_no_word_from_who_waits_for_it(
 ) -> None:
     """A handler asked how ranks stood, and read the end that its thread was about to read, or the number of a fork."""
     (tmp_path / "standby_that_tells.py").write_text(TELLS)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    standby = Standby("standby_that_tells", kind, {**os.environ, "PYTHONPATH": path})
+    path, may_end = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]), tmp_path / "may-end"
+    standby = Standby("standby_that_tells", kind, {**os.environ, "PYTHONPATH": path, "MAY_END": str(may_end)})
     standby.forks([kind], os.environ)
     assert standby.is_ready()
     crew = Crew([standby.start({"RANK": "0"})])
@@ -88,6 +90,7 @@ def test_a_signal_that_is_passed_on_takes_no_word_from_who_waits_for_it(
         return found
 
     monkeypatch.setattr(lines_module, "is_ready", is_ready)
+    may_end.touch()  # not before: the word of the end came with that of the fork, and was read with it
     try:
         if kind == "ends":
             wait_until(lambda: crew.processes[0].poll() is not None)
