@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from paceline.foreign_errors import (
     is_of_left_group,
     is_of_machine,
     is_of_memory_let_go,
+    is_of_no_descriptor,
     is_of_no_gradient,
     is_of_shards,
     is_of_two_devices,
@@ -123,6 +125,20 @@ def test_a_peer_that_has_gone_is_an_echo_and_a_path_with_gloo_in_it_is_none() ->
     for own in ("cannot open /data/igloo/rows.bin", "gloo is not what this model wants", "Igloo/rows.h5:3 is damaged"):
         assert not is_of_gloo(RuntimeError(own)) and not is_echo(RuntimeError(own)), own
     assert not is_echo(None) and not is_echo(KeyboardInterrupt())
+
+
+def test_a_store_that_could_not_be_opened_tells_of_no_lost_peer(tmp_path: Path) -> None:
+    """What torch says of it has the type of a store whose server has gone."""
+    store, limits = dist.FileStore(str(tmp_path / "store"), -1), resource.getrlimit(resource.RLIMIT_NOFILE)
+    store.set("a", "b")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(dist.DistError) as raised:
+            store.get("a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert is_of_no_descriptor(raised.value) and not is_echo(raised.value)
+    assert is_echo(dist.DistNetworkError("Connection reset by peer"))
 
 
 def calls_group_that_was_left() -> str:

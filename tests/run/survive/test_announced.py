@@ -176,6 +176,8 @@ def test_the_first_rank_of_each_node_looks() -> None:
             notices.enter(1.0, False, None, is_first_here)
         wait_until(lambda: said[True].look())
         assert said[False].look() == ""
+        for notices in said.values():
+            notices.close()
 
 
 def test_the_first_rank_of_a_world_looks_where_that_of_its_node_was_lost() -> None:
@@ -186,6 +188,7 @@ def test_the_first_rank_of_a_world_looks_where_that_of_its_node_was_lost() -> No
         notices.enter(1.0, False, None, False)
         notices.enter(1.0, True, None, False)  # the next world
         wait_until(lambda: notices.look())
+        assert notices.look().endswith("the end")
         notices.close()
 
 

@@ -131,7 +131,7 @@ class RollCall:
         """Do something with the store; None where that has gone, now or before.
 
         A store that is a file cannot be opened by a process without descriptors. Who took that for a store that has
-        gone went on alone, and peers waited for its word. So `work` is done again then: it adds at most once, at last.
+        gone went on alone, and peers waited for its word. So `work` is done again then: all that it adds it adds last.
         """
         patience = Patience(DESCRIPTORS_SECONDS)
         while self._store is not None:
@@ -140,6 +140,7 @@ class RollCall:
             except RuntimeError as error:  # torch's errors of a store
                 if not is_of_no_descriptor(error) or patience.is_over:
                     self._store = None
+                    return None
             time.sleep(SHORTEST_SECONDS)
         return None
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
-from paceline.foreign_errors import is_of_gloo, is_of_left_group
+from paceline.foreign_errors import is_of_gloo, is_of_left_group, is_of_no_descriptor
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -350,10 +350,15 @@ def describe(error: BaseException | None) -> tuple[dict[str, object], int]:
 
 
 def is_echo(error: BaseException | None) -> bool:
-    """Return whether the error only says that a peer has gone, or that this process has left its world."""
+    """Return whether the error only says that a peer has gone, or that this process has left its world.
+
+    A store that this process could not open for lack of descriptors says nothing of peers.
+    """
     if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
         return True
-    return error is not None and (isinstance(error, dist.DistError) or is_of_gloo(error) or is_of_left_group(error))
+    if error is None or is_of_no_descriptor(error):
+        return False
+    return isinstance(error, dist.DistError) or is_of_gloo(error) or is_of_left_group(error)
 
 
 def _of_set(measured: EvaluationResult) -> dict[str, object]:

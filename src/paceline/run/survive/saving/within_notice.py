@@ -77,7 +77,6 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
         while True:
             flight.wait(lambda: was_aborted() or time.monotonic() >= until)
             if flight.is_running and was_aborted():
-                flight.abandon(ABANDON_SECONDS)
                 raise RuntimeError(f"the world has ended, and the save of step {state.step} with it")
             lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
             before, moved = moved, bytes_moved()
@@ -87,7 +86,7 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
             if not goes_on or is_late or not moves:
                 break
             flight.go_on()
-    except BaseException:  # a signal, or a peer that is gone as ranks agree; what is unfinished is cleared away
+    except BaseException:  # a signal too, or a peer that is gone as ranks agree; what is unfinished is cleared away
         flight.abandon(ABANDON_SECONDS)
         raise
     if goes_on:
