@@ -109,6 +109,16 @@ def test_the_pages_for_newcomers_name_every_extra_and_count_the_tutorials() -> N
     assert f"[Tutorials](docs/index.md#tutorials): {tutorials}," in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+LONGEST_CHANGELOG = 250  # lines: it had 1,250 of what was mended on the way, which no user reads
+
+
+def test_the_changelog_is_short_and_says_a_thing_under_one_heading() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert len(lines) <= LONGEST_CHANGELOG, "fold the lines of `Newest` into what stands below"
+    assert "### Newest" in headings and len(set(headings)) == len(headings)
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == listed
