@@ -14,6 +14,7 @@ import pytest
 import paceline
 from paceline.cluster.catalog.devices import read_catalog
 from paceline.spec.load import table
+from paceline.units import parse_bytes, parse_seconds
 from paceline.verify.compare.tolerance import TOLERANCES
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,20 @@ def test_every_option_is_in_the_reference_with_its_documentation() -> None:
     for key, option in table().options():
         assert option.doc, f"{'.'.join(key)} has no documentation"
         assert f"| `{key[-1]}` |" in page
+
+
+def test_sizes_and_durations_of_the_reference_are_written_as_people_read_them() -> None:
+    """`107374182400` says nothing to a reader; `"100 GiB"` is what a file may hold, and the same number."""
+    shown = {(name, default) for name, default in re.findall(
+        r'^\| `(\w+)` \| (?:size|duration), [^|]* \| `"?([^"`]+)"?` \|', WRITTEN["spec.md"], re.M)}  # fmt: skip
+    held = {(key[-1], option.default, option.kind) for key, option in table().options()
+            if option.kind in ("bytes", "duration") and option.default is not None}  # fmt: skip
+    read = {"bytes": parse_bytes, "duration": parse_seconds}
+    assert len(held) > 20
+    for name, default, kind in held:
+        told = [text for other, text in shown if other == name and text != "0"]
+        assert not default or default in [read[kind](text) for text in told], (name, default, told)
+    assert not [text for _, text in shown if len(text.split()[0]) > 4]
 
 
 def test_the_reference_of_the_python_interface_names_all_of_it() -> None:
