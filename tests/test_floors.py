@@ -465,7 +465,7 @@ def test_nothing_is_there_that_nobody_uses() -> None:
     """Every function and class at the top of a file is used in the package, by a benchmark, or shown on a page.
 
     A use is one of this very file: a name that is read there or imported from there, an attribute of anything, or one
-    that a page spells right behind a dot, a colon, a quote or in an `import`. Another function of the same name is none.
+    that a page spells right behind a dot, a colon, a quote or in an `import`. Another function of its name is no use.
     """
     repository = Path(__file__).parents[1]
     pages = [path.read_text(encoding="utf-8") for path in (repository / "docs").rglob("*.md") if path.name != "log.md"]
