@@ -277,7 +277,7 @@ class Contents:
     functions: tuple[Function, ...]
     constants: tuple[tuple[str, str], ...]  # the public ones at its top, each with its value as the file spells it
     defined: frozenset[str]  # functions without decorators and classes at its top
-    used: frozenset[str]  # names that it uses, and those that it spells as text
+    spelled: frozenset[str]  # names that it spells in texts, such as "package.module:name"
     read: frozenset[str]  # names that it reads
     named: frozenset[tuple[str | None, str]]  # what it takes from modules, and attributes of anything
 
@@ -322,22 +322,19 @@ def contents_of(path: Path) -> Contents:
     kinds = [type(node) for node in order]
     module = module_name(path) if path.is_relative_to(ROOT) else ""
     lines, functions = text.split("\n"), list[Function]()
-    used, read, named = set[str](), set[str](), set[tuple[str | None, str]]()
+    spelled, read, named = set[str](), set[str](), set[tuple[str | None, str]]()
     for node in order:
         if isinstance(node, ast.Name):
-            used.add(node.id)
             if isinstance(node.ctx, ast.Load):
                 read.add(node.id)
         elif isinstance(node, ast.Attribute):
-            used.add(node.attr)
             named.add(("", node.attr))
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, str):
-                used.update(re.split(r"[.:]", node.value)[-1:])
+                spelled.update(re.split(r"[.:]", node.value)[-1:])
                 if node.value.isupper():
                     named.add(("", node.value))  # for getattr
         elif isinstance(node, ast.ImportFrom):
-            used.update(alias.name for alias in node.names)
             named.update((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = [spans[each] for each in body_of(node)]
@@ -348,7 +345,7 @@ def contents_of(path: Path) -> Contents:
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
                if not node.decorator_list or isinstance(node, ast.ClassDef)}  # fmt: skip
     imports = tuple(imports_of(tree, module, "TYPE_CHECKING" in text)) if module else ()
-    return Contents(imports, tuple(functions), tuple(constants(tree)), frozenset(defined), frozenset(used),
+    return Contents(imports, tuple(functions), tuple(constants(tree)), frozenset(defined), frozenset(spelled),
                     frozenset(read), frozenset(named))  # fmt: skip
 
 
@@ -465,14 +462,21 @@ FOR_TESTS = {"fit_file", "from_hf_state", "initial_tensor", "metric_names", "to_
 
 
 def test_nothing_is_there_that_nobody_uses() -> None:
-    """Every function and class at the top of a file is used in the package, by a benchmark, or shown on a page."""
+    """Every function and class at the top of a file is used in the package, by a benchmark, or shown on a page.
+
+    A use is one of this very file: a name that is read there or imported from there, an attribute of anything, or one
+    that a page spells right behind a dot, a colon, a quote or in an `import`. Another function of its name is no use.
+    """
     repository = Path(__file__).parents[1]
     pages = [path.read_text(encoding="utf-8") for path in (repository / "docs").rglob("*.md") if path.name != "log.md"]
     scripts = [path for folder in ("benchmarks", "docs", "examples") for path in (repository / folder).rglob("*.py")]
-    used = {word for page in pages for word in re.findall(r"\w+", page)}
-    used.update(*(contents(path).used for path in [*SOURCES.values(), *scripts]))
-    defined = set().union(*(contents(path).defined for path in SOURCES.values()))
-    assert defined - used - {"__getattr__", "__dir__"} == FOR_TESTS
+    shown = {name for page in pages for name in re.findall(r"[.:`](\w+)", page)}
+    shown |= {name for page in pages for line in re.findall(r"import ([\w, ]+)", page) for name in line.split(", ")}
+    named = set[tuple[str | None, str]]().union(*(contents(path).named for path in [*SOURCES.values(), *scripts]))
+    spelled = {word for path in [*SOURCES.values(), *scripts] for word in contents(path).spelled}
+    unused = {name for module, path in SOURCES.items() for name in contents(path).defined - contents(path).read
+              if not {(module, name), ("", name)} & named and name not in shown | spelled}  # fmt: skip
+    assert unused - {"__getattr__", "__dir__"} == FOR_TESTS
 
 
 FOR_READERS = {"KINDS", "LINES"}  # constants that a docstring points to, and tests

@@ -86,6 +86,10 @@ What a checkpoint holds for this is told in [checkpoints](checkpoint.md). Where 
 next, that step is held against it: see [training](../guide/training.md#stopping-and-going-on).
 """
 
+UNITS = {
+    "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("MB", 10**6), ("kB", 10**3)),
+    "duration": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)),
+}
 KIND_TEXT = {
     "text": "text", "texts": "list of texts", "whole": "whole number", "number": "number", "flag": "true or false",
     "amount": "amount", "duration": 'duration, "2 h"', "bytes": 'size, "24 GiB"', "free": "table of your own",
@@ -212,8 +216,13 @@ def takes(option: Option) -> str:
 
 
 def default(option: Option) -> str:
-    """Return an option's default as TOML."""
-    return "unset" if option.default is None else f"`{literal(plain(option, option.default))}`"
+    """Return an option's default as TOML; sizes and durations in the largest unit of which they are a whole number."""
+    if option.default is None:
+        return "unset"
+    for unit, one in UNITS.get(option.kind, ()):
+        if option.default and option.default % one == 0:
+            return f'`"{option.default / one:.0f} {unit}"`'
+    return f"`{literal(plain(option, option.default))}`"
 
 
 def cell(text: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
+
+from paceline.errors import StorageError
 
 PARTIAL = ".partial-"  # what the name of a folder begins with that is not there in full yet
 
@@ -41,6 +44,33 @@ def publish(unfinished: Path, path: Path) -> None:
     sync_file(unfinished)
     unfinished.replace(path)
     sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, in full or not at all, in place of a file that is there: durable when this returns.
+
+    Raises OSError, and then leaves what was there before.
+    """
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        publish(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that a command was asked for, as `write_text` does.
+
+    Raises StorageError (exit code 74) where it cannot be written.
+    """
+    try:
+        write_text(path, text)
+    except OSError as error:
+        because = error.strerror or str(error)
+        raise StorageError(f"{path} cannot be written", because, "a path in a folder that is there") from error
 
 
 def sync_all(folder: Path) -> None:

@@ -246,5 +246,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like another one; None where none is like it."""
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)), None)
+    """Return the known word that is most like another one, whatever its case; None where none is like it."""
+    ordered = sorted(known)
+    lower = {each.lower(): each for each in reversed(ordered)}
+    if near := difflib.get_close_matches(word, ordered, n=1, cutoff=0.5):
+        return near[0]
+    return next((lower[each] for each in difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)), None)

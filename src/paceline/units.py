@@ -67,6 +67,11 @@ def _split(text: str, kind: str) -> tuple[float, str]:
     return value, match.group(2)
 
 
+def _no_unit(written: str) -> str:
+    """Return why a quantity cannot be read whose unit is missing, or none."""
+    return f"there is no unit '{written}'" if written else "it has no unit"
+
+
 _EXAMPLES = {
     "an amount": '"300 steps", "131072 tokens", "64 samples" or "1 epoch"',
     "a duration": '"90 s", "30 min", "2 h" or "1.5 d"',
@@ -93,7 +98,7 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
         near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
         if meant in units:
             near = f"did you mean '{meant}'?"
-        raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", f"unit '{written or '(none)'}'", near)
+        raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", _no_unit(written), near)
     if prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
     value *= PREFIXES[prefix]
@@ -111,7 +116,7 @@ def parse_seconds(text: str) -> Seconds:
         return Seconds(sum(parse_seconds(f"{number} {unit}") for number, unit in parts))
     value, unit = _split(text, "a duration")
     if unit not in SECONDS:
-        raise ConfigError(f"'{text}' is not a duration", f"unit '{unit or '(none)'}'", _EXAMPLES["a duration"])
+        raise ConfigError(f"'{text}' is not a duration", _no_unit(unit), _EXAMPLES["a duration"])
     seconds = value * SECONDS[unit]
     if not math.isfinite(seconds):
         raise ConfigError(f"'{text}' is not a duration", "the number is not finite", _EXAMPLES["a duration"])
@@ -129,7 +134,7 @@ def parse_bytes(text: str) -> int:
     value, unit = _split(text, "a size")
     prefix = unit[:-1] if unit.endswith("B") else None
     if prefix is None or prefix not in PREFIXES:
-        raise ConfigError(f"'{text}' is not a size", f"unit '{unit or '(none)'}'", _EXAMPLES["a size"])
+        raise ConfigError(f"'{text}' is not a size", _no_unit(unit), _EXAMPLES["a size"])
     count = value * PREFIXES[prefix]
     if not math.isfinite(count):
         raise ConfigError(f"'{text}' is not a size", "the number is not finite", _EXAMPLES["a size"])

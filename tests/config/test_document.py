@@ -63,7 +63,8 @@ def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line", "says"),
-    [("a = 1\na = 2\n", 2, "Cannot overwrite"), ("[a]\n[b]\n[a]\n", 3, "Cannot declare"),
+    [("a = 1\na = 2\n", 2, "a key stands there twice"), ("[a]\n[b]\n[a]\n", 3, "the table [a] stands there twice"),
+     ("[a.b]\n[a.b]\n", 2, "[a.b] stands there twice"),
      ("a = fast\n", 1, "Invalid value"),
      ("a = 1\nb\n", 2, "Expected '='"), ("a = [1,\n", 2, ""), ("a = " + "9" * 5000, 1, "digits"), ('a = "x\n', 1, "")],
 )  # fmt: skip

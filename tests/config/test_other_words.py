@@ -64,6 +64,22 @@ def test_what_is_near_in_letters_and_what_is_called_so_elsewhere_stay() -> None:
         assert told in caught.value.try_, caught.value
 
 
+@pytest.mark.parametrize(
+    ("written", "because", "told"),
+    [
+        ("task.adapter.kind=LoRA", "it takes one of", "did you mean 'lora'?"),  # all choices were listed
+        ("run.alerts.sinks='slack'", "text was given", "such as [{ kind = "),  # the example was of optimizers' groups
+        ("cluster.devices=2.5", "a number with a fraction", "2 or 3"),  # the default and the documentation were told
+        ("task.global_batch='64'", "it has no unit", "add a unit"),  # unit '(none)'
+        ("run.time_limit='2 fortnights'", "there is no unit 'fortnights'", '"2 h"'),
+    ],
+)
+def test_what_to_write_is_of_the_option_that_is_wrong(written: str, because: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec("", "x.toml", [written])
+    assert because in caught.value.because and told in caught.value.try_, caught.value
+
+
 def test_in_python_and_on_the_command_line_too() -> None:
     with pytest.raises(ConfigError, match="global_batch"):
         paceline.Task(batch_size=8)  # type: ignore[call-arg]

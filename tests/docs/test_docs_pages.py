@@ -14,6 +14,7 @@ import pytest
 import paceline
 from paceline.cluster.catalog.devices import read_catalog
 from paceline.spec.load import table
+from paceline.units import parse_bytes, parse_seconds
 from paceline.verify.compare.tolerance import TOLERANCES
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,20 @@ def test_every_option_is_in_the_reference_with_its_documentation() -> None:
     for key, option in table().options():
         assert option.doc, f"{'.'.join(key)} has no documentation"
         assert f"| `{key[-1]}` |" in page
+
+
+def test_sizes_and_durations_of_the_reference_are_written_as_people_read_them() -> None:
+    """`107374182400` says nothing to a reader; `"100 GiB"` is what a file may hold, and the same number."""
+    shown = {(name, default) for name, default in re.findall(
+        r'^\| `(\w+)` \| (?:size|duration), [^|]* \| `"?([^"`]+)"?` \|', WRITTEN["spec.md"], re.M)}  # fmt: skip
+    held = {(key[-1], option.default, option.kind) for key, option in table().options()
+            if option.kind in ("bytes", "duration") and option.default is not None}  # fmt: skip
+    read = {"bytes": parse_bytes, "duration": parse_seconds}
+    assert len(held) > 20
+    for name, default, kind in held:
+        told = [text for other, text in shown if other == name and text != "0"]
+        assert not default or default in [read[kind](text) for text in told], (name, default, told)
+    assert not [text for _, text in shown if len(text.split()[0]) > 4]
 
 
 def test_the_reference_of_the_python_interface_names_all_of_it() -> None:
@@ -107,6 +122,16 @@ def test_the_pages_for_newcomers_name_every_extra_and_count_the_tutorials() -> N
     assert f"It brings {', '.join(brings[:-1])} and {brings[-1]}" in page
     tutorials = len(list((DOCS / "tutorials").rglob("*.md")))
     assert f"[Tutorials](docs/index.md#tutorials): {tutorials}," in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+LONGEST_CHANGELOG = 250  # lines: it had 1,250 of what was mended on the way, which no user reads
+
+
+def test_the_changelog_is_short_and_says_a_thing_under_one_heading() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert len(lines) <= LONGEST_CHANGELOG, "fold the lines of `Newest` into what stands below"
+    assert "### Newest" in headings and len(set(headings)) == len(headings)
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

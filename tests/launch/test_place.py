@@ -13,10 +13,9 @@ from started.popen import Warm
 
 from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
-from paceline.launch.here import LAUNCHERS, node_here, place_here, without_place
+from paceline.launch.here import node_here, place_here, without_place
 from paceline.launch.slurm import first_host
 from paceline.run.process.world import join_world
-from paceline.supervise.signals import STOP_SIGNALS
 from paceline.supervise.told.place import Place
 
 LOCAL = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "PACELINE_RENDEZVOUS": "file:///x"}
@@ -55,11 +54,6 @@ def test_workers_of_ray_train_are_ranks_of_torch() -> None:
 def test_processes_of_their_own_see_nothing_of_a_place() -> None:
     kept = {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
     assert without_place({**kept, **LOCAL, **TORCHRUN, **SRUN, "PMI_RANK": "3", "TORCHELASTIC_RUN_ID": "x"}) == kept
-
-
-def test_the_end_is_heard_whoever_tells_it() -> None:
-    told = {signal for launcher in LAUNCHERS for signal in launcher.ends_with}
-    assert told <= set(STOP_SIGNALS) and all(launcher.ends_with for launcher in LAUNCHERS)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.spec.profile import BlockProfile
 from paceline.task.models.layers.chunks import loss_chunk_tokens
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.shape import DecoderConfig
 from paceline.task.profile import decoder
 
 _head = decoder._head

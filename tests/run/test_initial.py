@@ -28,8 +28,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.beside import arrays_beside, refuse_other_values, values_beside
 from paceline.task.models.build import build_model
-from paceline.task.models.init import named_parameters
 from paceline.task.models.unfilled import build_unfilled
+from paceline.task.plain_names import named_parameters
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 1024,

@@ -195,13 +195,13 @@ def _data_axes(
     if "hsdp" in text:
         return [(axes, third) for axes in _shard_groups(dp, degrees, devices_per_node, marks)]
     if text:
-        stated = [_stated_axes(text, dp, degrees, devices_per_node, marks)]
+        stated = [_stated_axes(text, dp, degrees, marks)]
     elif dp * degrees["cp"] == 1:
         return [({}, 3)]
     else:
         classes = program.classes or (0,)
         marks.append("ZeRO class: the best that fits")
-        stated = [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
+        stated = [_stated_axes(str(name), dp, degrees, marks) for name in classes]
     return [(axes, third if zero == 3 and "dp_shard" in axes else zero) for axes, zero in stated]
 
 
@@ -243,9 +243,7 @@ def _doublings(least: int, most: int) -> Iterator[int]:
         least *= 2
 
 
-def _stated_axes(
-    text: str, dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]
-) -> tuple[dict[str, int], int]:
+def _stated_axes(text: str, dp: int, degrees: dict[str, int], marks: list[str]) -> tuple[dict[str, int], int]:
     """Return the data axes' degrees and the ZeRO class that a table's word for its sharding means."""
     group, copies = re.search(r"group (\d+)", text), re.search(r"\bdp=(\d+)", text)
     if "fsdp" in text and copies and dp % int(copies[1]) == 0:

@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 
-from paceline.cluster.catalog.devices import Accelerator, read_catalog
+from paceline.cluster.catalog.devices import read_catalog
+from paceline.cluster.catalog.file import Accelerator
 from paceline.cluster.resolve import resolve_cluster
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure, Link
 

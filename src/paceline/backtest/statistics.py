@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from paceline.robust import median_of
+
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean."""
@@ -15,10 +17,7 @@ def mean(values: Iterable[float]) -> float:
 def median(values: Iterable[float]) -> float:
     """Return the median."""
     ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return median_of(ordered) if ordered else math.nan
 
 
 def ranks(values: Sequence[float]) -> list[float]:

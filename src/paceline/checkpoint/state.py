@@ -10,12 +10,10 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.task.plain_names import plain_name
 
 MODEL = "model."
 OPTIMIZER = "optim."
-
-# What torch's own wrappers put into names; a checkpoint is the same with and without them.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, torch.Tensor]:
@@ -70,14 +68,13 @@ def materialise_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.
 
 
 def _model_names(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and persistent buffers by clean name, each tensor once."""
+    """Return parameters and persistent buffers by plain name, each tensor once."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     names: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+        name = plain_name(name)
         if not isinstance(tensor, torch.Tensor):
             raise ConfigError(
                 f"the model's state '{name}' cannot be saved",

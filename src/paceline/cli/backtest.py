@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.cli.json.shapes import BACKTEST, LEFT_OUT
 from paceline.cli.output import print_bare, print_json, say_to
-from paceline.errors import StorageError
+from paceline.durable import write_output
 
 EXAMPLE = "paceline backtest examples/measured-steps.csv --by accelerator --rows rows.csv"
 CODES = (5, 74)
@@ -96,10 +96,7 @@ def _fit(files: list[Path], out: Path, as_json: bool) -> int:
     from paceline.backtest.fitting.fit import fit
 
     found = fit(files)
-    try:
-        out.write_text(found.text(), "utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write {out}", str(error), "a folder that exists and is yours") from error
+    write_output(out, found.text())
     for line in [*found.lines(), f"written to {out}"]:
         say_to(as_json)(line)
     if as_json:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from paceline.config.other_words import command_option_meant, said_elsewhere
-from paceline.errors import ConfigError, suggestion
+from paceline.config.other_words import choice_meant, command_option_meant, said_elsewhere
+from paceline.errors import ConfigError
 
 EXIT_CODES = {
     0: "done",
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             known = [str(known) for known in action.choices]
             because = f"it takes one of: {', '.join(known)}"
             raise ConfigError(
-                f"{name} = '{choice.group(1)}' is not a choice", because, suggestion(choice.group(1), known)
+                f"{name} = '{choice.group(1)}' is not a choice", because, choice_meant(choice.group(1), known)
             )
         because = (
             f"{name} takes {action.metavar or 'no value'}: {action.help}" if action else "it is not what is expected"

@@ -98,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits."""
     if options.models:
         return _models(options.json)
-    from paceline.session.verbs.planning import answer
+    from paceline.session.verbs.planning import OF_ONE_PLAN, answer
     from paceline.spec.load import load_spec
 
     spec = load_spec(options.spec, [*options.overrides, *_short(options)])
@@ -110,6 +110,9 @@ def execute(options: argparse.Namespace) -> int:
     for option in ("explain", "timeline", "measure"):
         if several and getattr(options, option):
             raise ConfigError(f"--{option} with several clusters", "it speaks of one plan", "one of the clusters")
+    for option in ("timeline", "picture") if spec.cluster.groups else ():  # and what is measured, `answer` refuses
+        if getattr(options, option):
+            raise ConfigError(f"--{option} with cluster.groups", OF_ONE_PLAN, "the devices of one group in [cluster]")
     say = say_to(options.json)
     found = answer(spec, names=options.device, counts=options.devices, measure=options.measure, say=say)
     _draw(found, options)

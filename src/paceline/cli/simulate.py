@@ -98,14 +98,14 @@ def _plain(result: PolicyResult) -> dict[str, object]:
 
 
 def _write_files(options: argparse.Namespace, found: Simulation) -> None:
+    from paceline.durable import write_output
     from paceline.simulate.draw import intervals_svg
-    from paceline.simulate.files import write_text
     from paceline.simulate.perfetto import run_trace
 
     if options.trace:
-        write_text(Path(options.trace), run_trace(found.first_run()))
+        write_output(Path(options.trace), run_trace(found.first_run()))
     if options.picture and found.sweep is not None:
-        write_text(Path(options.picture), intervals_svg(found.sweep))
+        write_output(Path(options.picture), intervals_svg(found.sweep))
 
 
 def _tell(say: Say, found: Simulation) -> None:

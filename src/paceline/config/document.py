@@ -71,7 +71,8 @@ def parse_document(text: str, name: str) -> TomlDocument:
             raise ConfigError(f"'{name}' is not a spec file", *said) from error
         found = re.match(r"line (\d+), column (\d+)", place)
         line = int(found.group(1)) if found else text.count("\n") + 1
-        raise ConfigError(f"{name}:{line}: cannot be read as TOML", message[:200], _toml_hint(text, line)) from error
+        because, fix = _twice(message) or (message[:200], _toml_hint(text, line))
+        raise ConfigError(f"{name}:{line}: cannot be read as TOML", because, fix) from error
     return TomlDocument(name, values, key_lines(text))
 
 
@@ -170,6 +171,16 @@ def _of_another_kind(name: str) -> tuple[str, str] | None:
     if suffix in (".py", ".ipynb"):
         return "it is a program", f"python {name}; a spec in TOML names what it needs of it, as package.module:function"
     return ("it is YAML, and a spec is TOML", "key = value in [tables]") if suffix in (".yaml", ".yml") else None
+
+
+def _twice(message: str) -> tuple[str, str] | None:
+    """Return why a table or a key that stands twice cannot be read, and what to try; None of another message."""
+    if found := re.fullmatch(r"Cannot declare \((.*)\) twice", message):
+        table = ".".join(re.findall(r"'([^']*)'", found[1]))
+        return f"the table [{table}] stands there twice", f"one [{table}] with all of its options"
+    if message == "Cannot overwrite a value":
+        return "a key stands there twice", "one line for each key"
+    return None
 
 
 def _toml_hint(text: str, line: int) -> str:

@@ -84,6 +84,7 @@ _VALUES: dict[str, str] = {
     "double": '"fp64"', "bfloat16": '"bf16"', "mixed": '"bf16"', "bf16mixed": '"bf16"', "16mixed": '"fp16"',
     "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
     "int4": '"nf4"', "4bit": '"nf4"',
+    "gpu": '"cuda"', "gpus": '"cuda"', "nvidia": '"cuda"', "cuda:0": '"cuda"',
     # Schedules of transformers.
     "linearwithwarmup": 'task.schedule = { kind = "linear", warmup = "100 steps" }',
     "constantwithwarmup": 'task.schedule = { kind = "constant", warmup = "100 steps" }',

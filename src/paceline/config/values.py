@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from paceline.config.other_words import choice_meant
-from paceline.config.shape import Option
+from paceline.config.shape import Option, ShapedTable
 from paceline.errors import ConfigError
 from paceline.units import Amount, Seconds, parse_amount, parse_bytes, parse_seconds
 
@@ -21,8 +21,7 @@ _EXPECTED = {
     "flag": "true or false", "amount": "an amount with a unit", "duration": "a duration with a unit",
     "bytes": "a size", "free": "a table", "tables": "a list of tables",
 }  # fmt: skip
-_EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes": '"512 MiB"', "free": "{ width = 64 }",
-             "tables": '[{ match = ["*.bias"] }]'}  # fmt: skip
+_EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes": '"512 MiB"', "free": "{ width = 64 }"}
 
 
 def convert(option: Option, key: str, value: Any) -> object:
@@ -88,6 +87,8 @@ def wrong_type(option: Option, key: str, value: object) -> ConfigError:
         and re.fullmatch(r"-?[\d.]+([eE][+-]?\d+)?", value)
     ):
         fix = f"{value}, without quotes"
+    elif option.kind == "whole" and isinstance(value, float) and math.isfinite(value) and value > 0:
+        fix = f"{math.floor(value)} or {math.ceil(value)}"
     elif option.kind in _UNIT and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
         unit = option.units[0] if option.kind == "amount" else _UNIT[option.kind]
         fix = f'"{value} {unit}", with a unit; {fix}'
@@ -99,7 +100,9 @@ def wrong_type(option: Option, key: str, value: object) -> ConfigError:
 
 def hint(option: Option) -> str:
     """Return what to write for an option: its default or an example, and its documentation."""
-    if option.default in (None, "", 0, (), {}) and option.kind in _EXAMPLES:
+    if option.item is not None:
+        example = f"such as {_table_of(option.item)}"
+    elif option.default in (None, "", 0, (), {}) and option.kind in _EXAMPLES:
         example = f"such as {_EXAMPLES[option.kind]}"
     elif option.default is None and not option.optional:
         return option.doc or _EXPECTED[option.kind]
@@ -108,6 +111,14 @@ def hint(option: Option) -> str:
     else:
         example = f"the default is {literal(plain(option, option.default))}"
     return f"{example} ({option.doc})" if option.doc else example
+
+
+def _table_of(item: ShapedTable) -> str:
+    """Return a list of one table as an example, which sets the first option that such a table has."""
+    first = next(member for member in item.members.values() if isinstance(member, Option))
+    values = {"text": '"..."', "texts": '["..."]', "whole": "1", "number": "1.0", "flag": "true", **_EXAMPLES}
+    chosen = next((literal(choice) for choice in first.choices if choice), values.get(first.kind, "..."))
+    return f"[{{ {first.name} = {chosen} }}]"
 
 
 def _text(option: Option, key: str, value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +18,5 @@ class Launcher:
     rendezvous: Callable[[Environ], str]  # a URL for `init_process_group`, empty where it tells none
     node: Callable[[Environ], int | None]  # the number of this process's machine, None where it tells none
     peer: Callable[[Environ], str]  # the name of another machine than the first, empty where it tells none
-    ends_with: tuple[signal.Signals, ...]  # by which a process hears that its time is over
     variables: tuple[str, ...] = ()  # what a process that makes a world of its own must not see
     prefixes: tuple[str, ...] = ()  # the beginnings of more of them

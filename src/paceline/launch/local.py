@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from paceline.launch.launcher import Environ, Launcher, Ranks3
 from paceline.launch.torchrun import ranks_of
 from paceline.supervise.told.place import RENDEZVOUS
@@ -24,6 +22,5 @@ LOCAL = Launcher(
     rendezvous=lambda environ: environ.get(RENDEZVOUS, ""),
     node=lambda environ: None,
     peer=lambda environ: "",
-    ends_with=(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),  # those that the supervisor gets, it passes on
     prefixes=("PACELINE_",),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 
 from paceline.errors import ConfigError
 from paceline.launch.launcher import Environ, Launcher, Ranks3
@@ -65,6 +64,5 @@ SLURM = Launcher(
     rendezvous=_rendezvous,
     node=lambda environ: int(environ["SLURM_NODEID"]) if "SLURM_NODEID" in environ else None,
     peer=lambda environ: last_host(environ.get("SLURM_STEP_NODELIST", "")),
-    ends_with=(signal.SIGTERM, signal.SIGUSR1),  # the latter where `--signal=USR1@SECONDS` asks for it
     prefixes=("SLURM_", "PMI_", "PMIX_", "OMPI_"),  # MPI libraries read their place from the last three
 )

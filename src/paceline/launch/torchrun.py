@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from paceline.launch.launcher import Environ, Launcher, Ranks3
 from paceline.supervise.told.place import KEPT_STORE
 
@@ -41,7 +39,6 @@ TORCHRUN = Launcher(
     rendezvous=_rendezvous,
     node=lambda environ: next((int(environ[name]) for name in NODE_NUMBERS if name in environ), None),
     peer=lambda environ: "",
-    ends_with=(signal.SIGTERM,),
     variables=(
         "RANK", "LOCAL_RANK", *NODE_NUMBERS, "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
         "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",

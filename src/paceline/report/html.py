@@ -143,7 +143,7 @@ def _time_terms(summary: Summary) -> str:
 
 
 def _memory(summary: Summary) -> str:
-    note = "Components as measured once, after the first step; the total below is the highest peak on record."
+    note = "Components as measured after the first step, or the last; the total below is the highest peak on record."
     label = "Bytes per device by component, forecast and measured"
     return groups_chart(summary.memory_groups, summary.promise(MEMORY), label, note)
 

@@ -32,9 +32,10 @@ from paceline.task.data.protocol import Source
 from paceline.task.models.beside import arrays_beside, refuse_other_values
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
-from paceline.task.models.init import fill, named_parameters
+from paceline.task.models.init import fill
 from paceline.task.models.sizes import is_named
 from paceline.task.models.unfilled import build_unfilled, keep_few_gradients, materialise, stand_in
+from paceline.task.plain_names import named_parameters
 
 
 @dataclass

@@ -44,12 +44,9 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     rows, and "real", for models with an argument of this name: which tokens are no padding.
     """
     tokens, labels = _field(batch, "tokens"), _field(batch, "labels")  # or LabelsByRow
-    options = _placement(model, batch)
+    options = _beside_tokens(model, batch)
     if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
         return model(tokens, labels=labels, **options)
-    # A transformers model would fill a cache for generation, which recompute would then fill twice.
-    if "use_cache" in inspect.signature(type(model).forward).parameters:
-        options["use_cache"] = False
     if (by_head := chunked_loss(model, tokens, labels, options)) is not None:
         return by_head
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
@@ -57,10 +54,7 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
-    options = _placement(model, batch)
-    if "use_cache" in inspect.signature(type(model).forward).parameters:
-        options["use_cache"] = False
-    return _logits(model(_field(batch, "tokens"), **options))
+    return _logits(model(_field(batch, "tokens"), **_beside_tokens(model, batch)))
 
 
 def classification(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
@@ -151,10 +145,9 @@ def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
     Raises ConfigError for a model that cannot be told what fills rows up: it would count.
     """
-    known = _parameters_of(type(model).forward)
-    options: dict[str, object] = {"use_cache": False} if "use_cache" in known else {}
+    options = without_cache(model)
     if "attention_mask" in batch:
-        if "attention_mask" not in known:
+        if "attention_mask" not in _parameters_of(type(model).forward):
             raise ConfigError(
                 f"{type(model).__name__} takes no argument 'attention_mask'",
                 "rows of texts are filled up to one length, and what fills them would count",
@@ -255,8 +248,16 @@ def _refuse_loss(objective: object) -> None:
     )  # fmt: skip
 
 
-def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return what the batch says of where its tokens stand and what they see, as arguments for the model."""
+def without_cache(model: nn.Module) -> dict[str, object]:
+    """Return the argument that keeps a model of transformers from filling a cache for generation; none of others.
+
+    Recompute would fill the cache twice.
+    """
+    return {"use_cache": False} if "use_cache" in _parameters_of(type(model).forward) else {}
+
+
+def _beside_tokens(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:
+    """Return what a model is given with its tokens: where they stand and what they see, as the batch says."""
     found: dict[str, object] = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:
         documents = batch["documents"]
@@ -274,7 +275,7 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, objec
         )
     if "real" in batch and "real" in known:  # routers count what is no padding
         found["real"] = batch["real"]
-    return found
+    return found | without_cache(model)
 
 
 @functools.lru_cache(maxsize=16)  # asked for every micro-batch, which is of one or two models

@@ -13,7 +13,8 @@ from paceline.plan.search.search import search
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
 from paceline.spec.profile import ModelProfile
-from paceline.task.models.sizes import NAMED_SIZES, MoEConfig
+from paceline.task.models.shape import MoEConfig
+from paceline.task.models.sizes import NAMED_SIZES
 from paceline.task.profile.decoder import profile_decoder
 from paceline.task.profile.moe import profile_moe
 from paceline.verify.twin.layout import twin_layout

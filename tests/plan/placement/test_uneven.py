@@ -202,6 +202,16 @@ def test_groups_that_are_alike_have_even_rows_and_the_price_of_one_kind():
     assert joint.forecast.step_seconds.value == within_a_tie
 
 
+@pytest.mark.parametrize("option", [["--timeline", "step.svg"], ["--picture", "front.svg"], ["--measure"]])
+def test_what_speaks_of_one_plan_is_refused_of_groups(option, tmp_path, capsys):
+    """All three did nothing, without a word."""
+    (tmp_path / "groups.toml").write_text(SPEC)
+    assert main(["plan", str(tmp_path / "groups.toml"), *option]) == 2
+    said = capsys.readouterr().err
+    assert f"{option[0].lstrip('-')} with cluster.groups" in said and "several ways" in said
+    assert not list(tmp_path.glob("*.svg"))
+
+
 LOCAL = """
 [task]
 model = { name = "llama-1m", hidden = 64, layers = 2, heads = 4, kv_heads = 2, ffn = 96 }

@@ -13,6 +13,7 @@ from runs import run_patiently
 import paceline
 from paceline.cli.main import main
 from paceline.cli.output import json_safe
+from paceline.cluster.catalog.devices import read_catalog
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.session.verbs.proofs import Verification
 from paceline.spec.proof.records import Proof
@@ -80,6 +81,13 @@ def test_a_list_of_clusters_is_compared(spec: Path, capsys: pytest.CaptureFixtur
     assert told["best"] == found.best
     with pytest.raises(ConfigError, match="several clusters"):
         paceline.plan(spec, cluster=[32, 64], measure=True)  # type: ignore[call-overload]
+
+
+def test_a_list_that_compares_nothing_is_answered_with_devices_that_there_are(spec: Path) -> None:
+    with pytest.raises(ConfigError, match="a list compares") as told:
+        paceline.plan(spec, cluster=[0])
+    numbers, _, names = told.value.try_.partition(", or ")
+    assert json.loads(numbers) and set(json.loads(names)) <= set(read_catalog())
 
 
 def test_a_task_and_a_file_that_say_the_same_are_planned_alike(spec: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.shape import DecoderConfig
 
 # The longest way through the tiny decoders below: two layers of products over 32 and 48 features, 12 keys and a softmax
 # each, norms, the head, and back with sums over 36 tokens.

@@ -23,7 +23,8 @@ from paceline.task.models.huggingface.weights import (
     to_hf_config,
     to_hf_state,
 )
-from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, RopeScaling
+from paceline.task.models.shape import DecoderConfig, RopeScaling
+from paceline.task.models.sizes import NAMED_SIZES
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq=16)
 CONFIGS = {

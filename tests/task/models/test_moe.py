@@ -21,7 +21,8 @@ from paceline.task.models.layers import products
 from paceline.task.models.layers.balance import bias_step, expert_counts, sequence_balance
 from paceline.task.models.layers.products import expert_products
 from paceline.task.models.moe import MoE, MoEDecoder, RoutedLayer, routers
-from paceline.task.models.sizes import NAMED_SIZES, MoEConfig, resolve_decoder
+from paceline.task.models.shape import MoEConfig
+from paceline.task.models.sizes import NAMED_SIZES, resolve_decoder
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,8 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
-from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, is_named, nominal_vocab, resolve_decoder
+from paceline.task.models.shape import DecoderConfig
+from paceline.task.models.sizes import NAMED_SIZES, is_named, nominal_vocab, resolve_decoder
 
 # Parameters in the published checkpoints' safetensors metadata.
 PUBLISHED = {

@@ -24,7 +24,8 @@ from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
 from paceline.task.models.layers import gradients_ahead
 from paceline.task.models.layers.loss import cross_entropy_sum
-from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, nominal_vocab
+from paceline.task.models.shape import DecoderConfig, MoEConfig
+from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
 from paceline.task.objective import next_token
 from paceline.task.profile.decoder import profile_decoder
 from paceline.task.profile.moe import profile_moe

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
 from paceline.spec.proof.records import LoopProof
-from paceline.verify.loops.adapter import failure_of
 
 STEPS, CLIP_NORM = 3, 0.1
 MISTAKES = {  # -> the quantity and the step at which it shows first
@@ -114,8 +113,6 @@ def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
     assert (rounding.quantity, rounding.step) == ("weights", 1) and ".k.bias" in rounding.name
     assert rounding.relative > rounding.tolerance and rounding.relative <= 6 * rounding.moved
     assert "weights are moved by a unit in the last place of fp32" in found.text and "double" in found.text
-    error = failure_of(found)
-    assert "fp32 cannot tell" in error.what and error.try_ == "model.double() for the proof"
 
 
 @pytest.mark.parametrize("program", [ROUNDING, TAME, Program(eps=1e-12, lr=1e-5), Program(eps=1e-4, lr=1e-5)], ids=str)
@@ -126,7 +123,7 @@ def test_a_wrong_loop_is_unequal_where_it_goes_wrong(program: Program) -> None:
         assert found.equal is False and found.verdict == "unequal" and found.ill_conditioned is None, mistake
         assert (first.quantity, first.step) == MISTAKES[mistake], mistake
         assert f"NOT equal to one device: {first.quantity} of {first.name} at step" in found.text
-        assert "differs by" in failure_of(found).because
+        assert "differs by" in found.text
 
 
 def test_fp64_and_tame_programs_are_equal() -> None:

@@ -15,7 +15,8 @@ from paceline.spec.layout import Layout, rows_of
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
-from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decoder
+from paceline.task.models.shape import DecoderConfig
+from paceline.task.models.sizes import NAMED_SIZES, resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 from paceline.verify.process.every import every_layout
 from paceline.verify.twin.fold import for_twin

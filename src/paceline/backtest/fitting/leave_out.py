@@ -58,7 +58,7 @@ def leave_sources_out(paths: Sequence[Path], fit_on: Sequence[Path]) -> LeftOut:
     reader = Reader()
     tables = [table for path in paths if (table := read_table(path)).kind == "steps"]
     fitting = Fitting([read_table(path) for path in fit_on], reader)
-    fitted = [_without(table, fitting, reader) for table in tables]
+    fitted = [_without(table, fitting) for table in tables]
     first = [score_steps(table, reader, constants) for table, constants in zip(tables, fitted, strict=True)]
     missed = [_missed(result.steps, constants) for result, constants in zip(first, fitted, strict=True)]
     files = []
@@ -70,7 +70,7 @@ def leave_sources_out(paths: Sequence[Path], fit_on: Sequence[Path]) -> LeftOut:
     return _summary(files)
 
 
-def _without(table: MeasuredTable, fitting: Fitting, reader: Reader) -> Constants:
+def _without(table: MeasuredTable, fitting: Fitting) -> Constants:
     """Return the constants fitted without the table's sources, with what the tables left had."""
     sources = {getattr(row, "source", "") for row in table.rows}
     left_out = [part for part in fitting.parts if part.file == table.file or part.sources & sources]

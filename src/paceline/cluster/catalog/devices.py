@@ -14,13 +14,11 @@ from paceline.cluster.catalog.assumed import (
     NETWORK_LATENCY_SECONDS,
     NODE_LATENCY_SECONDS,
 )
-from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, Catalog, ListPrice, NodeType, load_catalog
+from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, Catalog, NodeType, load_catalog
 from paceline.cluster.catalog.power import power_model
+from paceline.config.other_words import choice_meant
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, Link
-
-__all__ = ["Accelerator", "ListPrice", "NodeType", "find_entry", "find_node", "match_driver_name", "published_device",
-           "published_links", "published_price", "published_watts", "read_catalog", "spot_remarks"]  # fmt: skip
 
 
 def read_catalog() -> dict[str, Accelerator]:
@@ -39,7 +37,7 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Accelerator:
         raise ConfigError(
             f"cluster.device = '{name}' is not in the catalog",
             "a device is 'auto', 'cpu', 'cuda' or a name of the catalog",
-            " or ".join(family) or suggestion(name, ["auto", "cpu", "cuda", *entries]),
+            " or ".join(family) or choice_meant(name, ["auto", "cpu", "cuda", *entries]),
         )
     return entries[name]
 

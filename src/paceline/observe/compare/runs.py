@@ -18,6 +18,7 @@ from paceline.observe.compare.run_kinds import RunKinds, same_but_for_the_seed, 
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import spent_so_far
+from paceline.report.compare import median
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
 from paceline.spec.run_files import is_run
@@ -182,8 +183,8 @@ def _take(name: str, run: LiveRun) -> _Taken:
         devices=run.reference.world_size,
         loss=None,
         held_out=None,
-        step_seconds=_median(totals),
-        items_per_second=_median(rates),
+        step_seconds=median(totals),
+        items_per_second=median(rates),
         peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
         device_hours=spent.get("device_hours"),
         usd=spent.get("usd") or None,
@@ -193,11 +194,6 @@ def _take(name: str, run: LiveRun) -> _Taken:
     evaluations = {each.step: each.loss for each in run.of(EvaluationRecord)}
     known = {step: loss for step, loss in evaluations.items() if step is not None and number(loss) is not None}
     return _Taken(name, own, run.reference, values, {step: loss for step, loss in known.items() if loss is not None})
-
-
-def _median(values: Sampled) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else None
 
 
 def _groups(starts: Sequence[RunStarted], is_same: Callable[[RunStarted, RunStarted], bool]) -> list[int]:

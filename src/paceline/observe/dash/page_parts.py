@@ -227,7 +227,7 @@ def terms(view: RunView) -> str:
 def memory(view: RunView) -> str:
     """Return memory by component, forecast and measured."""
     groups = memory_groups(view.records, view.reference)
-    label, words = "Bytes per device by component, forecast and measured", "Measured once, after the first step."
+    label, words = "Bytes per device by component, forecast and measured", "Measured after the first step, or the last."
     return groups_chart(groups, view.promises[MEMORY], label, words, is_folded=True)
 
 

@@ -6,9 +6,9 @@ voltage falls with the clock, the clock goes with the cube root of watts per FLO
 floor, with watts per FLOP/s themselves. Devices work between the two: the square root. One generation's share therefore
 tells of its other devices, and those of all generations of a device of none.
 
-It was the cube root until 2026-11-25. The shares of three generations fall by powers of 0.4, 0.5 and 0.7 between each
-two of them, and dense rows in fp8 of B200, GB200 and GB300, which no constant is fitted on, came out the longer the
-more watts the chip has.
+The tables say so too: the shares of three generations fall by powers of 0.4, 0.5 and 0.7 between each two of them. By
+the cube root dense rows in fp8 of B200, GB200 and GB300, which no constant is fitted on, come out the longer the more
+watts the chip has.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ REFERENCES = {"ampere": 312e12 / 400, "hopper": 989.4e12 / 700, "blackwell": 225
 
 # The part of its printed rate that the best product of an A100 SXM reaches, whose power does not limit it: no device
 # whose own best product nobody measured is taken to sustain more. 271.2 of 312 TFLOP/s (stas00/ml-engineering,
-# compute/accelerator/README.md, read 2026-11-27). Until that day it was the share of the best generation, 0.77, which
-# whole steps of GeForce cards exceed: 0.79 of an RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
+# compute/accelerator/README.md, read 2026-11-27). The share of the best generation, 0.77, is too little: whole steps of
+# GeForce cards exceed it, by 0.79 of an RTX 4090 in bf16 (IST-DASLab/llmq, benchmarks/4090x1.md).
 LARGEST = 271.2 / 312
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from paceline import svg
+from paceline.durable import write_output
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
 from paceline.plan.explain.money import money_text
 from paceline.plan.planned import Planned
 from paceline.plan.search.pareto import front_of
-from paceline.simulate.files import write_text
 from paceline.units import format_bytes, format_seconds
 
 WIDTH, HEIGHT = 720, 420
@@ -68,7 +68,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 def _write(path: Path, text: str) -> None:
     if path.suffix != ".svg":
         raise ConfigError(f"--picture {path}", "pictures are SVG", f"{path.with_suffix('.svg')}")
-    write_text(path, text)
+    write_output(path, text)
 
 
 def front_svg(planned: Planned) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.durable import write_output
 from paceline.errors import ConfigError
 from paceline.plan.choice import Choice
 from paceline.plan.feasible.stages import blocks_per_stage
 from paceline.plan.schedules.draw import timelines_svg
 from paceline.plan.schedules.timeline import StageTimes, Timeline, pipeline_timeline
 from paceline.plan.schedules.trace import pipeline_trace
-from paceline.simulate.files import write_text
 from paceline.spec.plan import Plan
 from paceline.spec.profile import BlockProfile, ModelProfile
 
@@ -29,7 +29,7 @@ def write_timeline(planned: Choice, path: Path) -> None:
     passes = sum(map(len, timeline.rows))
     if path.suffix == ".svg" and passes > DRAWN_PASSES:
         raise ConfigError(f"a picture of {passes:,} passes", "nobody could read it", f"{path.with_suffix('.json')}")
-    write_text(path, timelines_svg([timeline]) if path.suffix == ".svg" else pipeline_trace(timeline))
+    write_output(path, timelines_svg([timeline]) if path.suffix == ".svg" else pipeline_trace(timeline))
 
 
 def plan_timeline(planned: Choice) -> Timeline:

@@ -36,7 +36,6 @@ from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
 from paceline.run.survive.saving.memory_tier import memory_root
 from paceline.run.survive.written_by import other_writer, written_by
-from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.layout import Layout
@@ -48,6 +47,7 @@ from paceline.spec.sync import refuse_resync
 from paceline.task.adapt.trained import turned_layers
 from paceline.task.data.described import what_changed
 from paceline.task.optimizer.schedule import Course
+from paceline.task.plain_names import named_parameters
 
 RANKS_MEMORY = "the memory of the ranks"  # for the journal, where it names the checkpoint that a run goes on from
 LOOK_AHEAD = 10_000  # steps in which another course must show

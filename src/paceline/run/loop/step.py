@@ -39,13 +39,14 @@ from paceline.run.survive.last_update import LastUpdate
 from paceline.run.survive.listener import refuse_ended_groups
 from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
-from paceline.run.updates.optimizer import Names, named_parameters
+from paceline.run.updates.optimizer import Names
 from paceline.run.updates.rates import ScheduledRates
 from paceline.run.updates.update_protocols import StepWatch, Updates
 from paceline.spec.plan import Plan
 from paceline.spec.steps.update import GroupSpec
 from paceline.task.models.held import buffers_kept, is_spread, local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
+from paceline.task.plain_names import named_parameters
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -108,7 +109,11 @@ class _PassTotals(NamedTuple):
 
 @dataclass
 class Stepper:
-    """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
+    """Runs steps of one assembled model.
+
+    Between steps it keeps the loss scale, and what ranks that have lost a peer ask of the broken step: its buffers from
+    before the passes, and whether its update was made.
+    """
 
     model: nn.Module
     turns: Sequence[StepTurn]  # a task of one objective has one

@@ -13,10 +13,11 @@ from paceline.errors import ConfigError
 from paceline.run.loop.passes import Passes, SequentialPasses
 from paceline.run.loop.routing import RouterWatch
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
-from paceline.run.updates.optimizer import Names, named_parameters
+from paceline.run.updates.optimizer import Names
 from paceline.spec.plan import Plan
 from paceline.task.coupling import GatheringObjective
 from paceline.task.optimizer.groups import group_of
+from paceline.task.plain_names import named_parameters
 from paceline.task.turns import ALONE, CLOSED, ROUTED, Turn, untrained
 
 

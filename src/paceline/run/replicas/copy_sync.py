@@ -12,9 +12,9 @@ from torch import nn
 from paceline.checkpoint.state import OPTIMIZER
 from paceline.run.process.world import World
 from paceline.run.replicas.bucket_sums import BucketSum
-from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import wrapped
 from paceline.task.models.held import is_spread
+from paceline.task.plain_names import named_parameters
 
 SyncState = dict[str, torch.Tensor]
 

@@ -21,9 +21,9 @@ from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import grouped
 from paceline.run.replicas.copy_sync import StepTotals, SyncState, of_parameters
-from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.plan import Plan
 from paceline.task.models.held import local_of
+from paceline.task.plain_names import named_parameters
 
 
 class OuterSteps:

@@ -16,6 +16,7 @@ from paceline.task.models.held import is_spread
 from paceline.task.optimizer.eager import eager
 from paceline.task.optimizer.groups import Treatment, Treatments
 from paceline.task.optimizer.update_scope import scope_known
+from paceline.task.plain_names import named_parameters
 
 Names = Mapping[str, tuple[str, ...]]
 
@@ -59,22 +60,12 @@ def build_optimizer(
     return JoinedOptimizer(groups)
 
 
-def named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """Return a model's parameters by the names they have without wrappers, each once."""
-    return ((clean_name(name), parameter) for name, parameter in model.named_parameters())
-
-
 def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Return all names of each parameter by any of them: several where a weight is tied."""
     by_parameter: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        by_parameter.setdefault(parameter, []).append(clean_name(name))
+    for name, parameter in named_parameters(model, every=True):
+        by_parameter.setdefault(parameter, []).append(name)
     return {name: tuple(found) for found in by_parameter.values() for name in found}
-
-
-def clean_name(name: str) -> str:
-    """Return a parameter's name without what torch's wrappers put into it."""
-    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def _group(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.durable import make_folder, publish
+from paceline.durable import make_folder, write_text
 from paceline.errors import StorageError
 from paceline.spec.import_paths import names_object
 from paceline.spec.load import spec_from_dict
@@ -47,8 +47,7 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
     try:
         make_folder(out)
         for name, text in texts.items():
-            (part := out / (name + ".part")).write_text(text, "utf-8")
-            publish(part, out / name)
+            write_text(out / name, text)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     return [out / name for name in texts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from paceline.errors import ConfigError
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.load import Spec
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     Answer: TypeAlias = Planned | Comparison | Grouped
 
 Say = Callable[[str], None]
+OF_ONE_PLAN = "it speaks of one plan, and groups of different devices have several ways to be used"
 
 
 def answer(
@@ -31,7 +33,8 @@ def answer(
     """Return the plan of a spec; where there are several names or counts of devices, one plan for each of them.
 
     A spec with groups of different devices gives the ways to use them all. With `measure` the task's own blocks are
-    timed on this machine, and planned with. Raises DoesNotFit where nothing fits.
+    timed on this machine, and planned with; ConfigError says that of groups they cannot be. Raises DoesNotFit where
+    nothing fits.
     """
     if len(names) > 1 or len(counts) > 1:
         from paceline.plan.explain.compare_clusters import compare_clusters
@@ -40,6 +43,8 @@ def answer(
     if spec.cluster.groups:
         from paceline.plan.placement.grouped import plan_groups
 
+        if measure:
+            raise ConfigError("measure with cluster.groups", OF_ONE_PLAN, "the devices of one group in [cluster]")
         return plan_groups(spec, say=say)
     planned = plan_task(spec, say=say)
     if not measure:

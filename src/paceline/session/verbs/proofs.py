@@ -89,5 +89,6 @@ def precisions_of(names: Sequence[str]) -> tuple[str, ...]:
     dtypes = tuple(dict.fromkeys(TORCH_NAMES.get(name.strip(), name.strip()) for name in names))
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise ConfigError(f"--dtype: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
+            because = f"layouts are compared in {' and '.join(DTYPES)}"
+            raise ConfigError(f"unknown precision '{dtype}'", because, suggestion(dtype, DTYPES))
     return dtypes

@@ -82,7 +82,7 @@ def plan(
     counts = [one for one in cluster if isinstance(one, int) and not isinstance(one, bool)]
     if not cluster or len(names) + len(counts) < len(cluster) or any(count < 1 for count in counts):
         because = "a list compares: names of devices, and numbers of them from 1 on"
-        raise ConfigError(f"cluster = {cluster!r} cannot be used", because, '[8, 16], or ["h100-sxm", "a100-sxm-80"]')
+        raise ConfigError(f"cluster = {cluster!r} cannot be used", because, '[8, 16], or ["h100-sxm", "a100-80"]')
     return compare_clusters(spec_of(task, plan, "auto", overrides), names, counts, say=say)
 
 

@@ -18,7 +18,8 @@ from paceline.spec.load import spec_from_dict
 from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, TOKENIZER, folder_of, is_model_folder
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.huggingface.road import read_config
-from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
+from paceline.task.models.shape import DecoderConfig
+from paceline.task.models.sizes import is_named, resolve_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,18 +17,13 @@ from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B
 from paceline.task.adapt.peft import read_adapter
 from paceline.task.models.held import is_spread
 from paceline.task.models.init import Corner, fill, parameter_seed
+from paceline.task.plain_names import plain_name
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
     """Return the layers that have an adapter, by the names that they have without torch's wrappers."""
-    wrappers = ("_orig_mod.", "_checkpoint_wrapped_module.")
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, AdaptedLinear):
-            for wrapper in wrappers:
-                name = name.replace(wrapper, "")
-            found[name] = module
-    return found
+    every = model.named_modules()
+    return {plain_name(name): module for name, module in every if isinstance(module, AdaptedLinear)}
 
 
 def fill_adapters(model: nn.Module, seed: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.durable import make_folder, publish
+from paceline.durable import make_folder, publish, write_text
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, TurnedLinear, is_adapter
@@ -30,7 +30,8 @@ from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
 from paceline.task.models.huggingface.names import hf_name
 from paceline.task.models.huggingface.new_heads import OF_TOKENS
-from paceline.task.models.init import Corner, fill, named_parameters
+from paceline.task.models.init import Corner, fill
+from paceline.task.plain_names import named_parameters
 
 FOLDER_PREFIX = "base_model.model."
 CLASSIFIES, CAUSAL = "SEQ_CLS", "CAUSAL_LM"  # peft's task types of a classifier of texts, and of a causal model
@@ -121,8 +122,7 @@ def write_adapter(
         make_folder(folder)
         save_file(held, folder / (FILE + ".part"), metadata={"format": "pt"})
         publish(folder / (FILE + ".part"), folder / FILE)
-        (folder / (CONFIG + ".part")).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        publish(folder / (CONFIG + ".part"), folder / CONFIG)
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise StorageError(f"cannot write an adapter to {folder}", str(error), "a folder with room to write") from error
     return [folder / CONFIG, folder / FILE]

@@ -13,7 +13,6 @@ the layout. The reward of an answer is beta (log p - log r).
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from paceline.task.adapt.noise import EmbeddingNoise, noises
 from paceline.task.adapt.referenced import WithReference, log_probabilities_of
 from paceline.task.models.held import is_spread
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
+from paceline.task.objective import without_cache
 
 REWARDS = "rewards"  # what an evaluation is told of each pair, [pairs, 2]: the chosen answer's and the rejected one's
 
@@ -90,8 +90,7 @@ def log_ratios(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def log_probabilities(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     """Return the log-probability of the labels of every row [rows, seq] that count, summed: [rows]."""
-    options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
-    output = model(tokens, **options)
+    output = model(tokens, **without_cache(model))
     logits = getattr(output, "logits", output)
     if is_spread(logits):  # a head whose classes are spread over ranks
         return -spread_logits_cross_entropy(logits, labels).view(labels.shape).sum(1)

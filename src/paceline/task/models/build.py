@@ -42,7 +42,8 @@ from paceline.task.models.init import (
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
-from paceline.task.models.sizes import MoEConfig, is_factory, resolve_decoder
+from paceline.task.models.shape import MoEConfig
+from paceline.task.models.sizes import is_factory, resolve_decoder
 from paceline.task.savable import refuse_state
 
 

@@ -21,7 +21,7 @@ from paceline.task.models.layers.attention import CausalAttention, Mask
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS
 from paceline.task.models.layers.loss import LossLabels, cross_entropy_sum, head_logits
 from paceline.task.models.layers.norm import RMSNorm
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.shape import DecoderConfig
 from paceline.task.rules import Rules, decoder_rules
 
 

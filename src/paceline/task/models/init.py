@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.task.adapt.linear import PackedLinear, is_adapter
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.held import Corner, held_part
+from paceline.task.plain_names import named_parameters, plain_name
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
 # Products that add to the residual stream are scaled down, so that its variance does not grow with depth (GPT-2, 2.3).
@@ -134,17 +135,3 @@ def filled_tensors(model: nn.Module) -> dict[str, Tensor | PackedLinear]:
         if isinstance(module, PackedLinear):
             found[plain_name(f"{name}.weight")] = module
     return found
-
-
-def named_parameters(model: nn.Module, every: bool = False) -> list[tuple[str, nn.Parameter]]:
-    """Return parameters with the names they have in the plain model, without what wrappers put between.
-
-    A parameter that several modules hold comes once, or under `every` name that it has.
-    """
-    every_name = model.named_parameters(remove_duplicate=not every)
-    return [(plain_name(name), parameter) for name, parameter in every_name]
-
-
-def plain_name(name: str) -> str:
-    """Return a name without what wrappers put into it: torch.compile, and torch's checkpoint_wrapper."""
-    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

@@ -23,7 +23,7 @@ from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
 from paceline.task.models.layers.loss import LabelsByRow, LossLabels, plain_labels
 from paceline.task.models.layers.products import by_expert, expert_products
-from paceline.task.models.sizes import DecoderConfig, MoEConfig
+from paceline.task.models.shape import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules
 
 ENTROPY, BALANCE = -2, -1  # columns of `MoEDecoder.routed` after one per expert

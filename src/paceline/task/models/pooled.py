@@ -17,7 +17,8 @@ from paceline.task.models.decoder import DecoderLayer, rotary_tables
 from paceline.task.models.init import initial_part
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.norm import RMSNorm
-from paceline.task.models.sizes import DecoderConfig, MoEConfig, resolve_decoder
+from paceline.task.models.shape import DecoderConfig, MoEConfig
+from paceline.task.models.sizes import resolve_decoder
 from paceline.task.rules import Rules, decoder_rules
 
 HEAD = "score"  # as in Hugging Face's models for sequence classification

@@ -17,10 +17,7 @@ from paceline.spec.import_paths import is_import_path
 from paceline.spec.model_folder import folder_of, is_model_folder
 from paceline.spec.task import ModelSpec
 from paceline.task.models.huggingface.road import road_of
-from paceline.task.models.shape import BALANCES, SCORINGS, DecoderConfig, MoEConfig, RopeScaling
-
-__all__ = ["BALANCES", "NAMED_SIZES", "SCORINGS", "DecoderConfig", "MoEConfig", "RopeScaling", "base_of",
-           "is_named", "nominal_vocab", "resolve_decoder"]  # fmt: skip
+from paceline.task.models.shape import DecoderConfig, MoEConfig, RopeScaling
 
 
 def _small(name: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> DecoderConfig:

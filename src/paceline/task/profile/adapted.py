@@ -43,7 +43,7 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
     names = [block.name for block in profile.blocks]
     layers = adapted_layers(model)
     taught = {id(parameter) for teacher in teachers_of(model) for parameter in teacher.parameters()}
-    blocks, flows = [], _trains(named, names, _early(model, names)) if REST in names else False
+    blocks, flows = [], _trains(named, names, _early(model)) if REST in names else False
     for block in profile.blocks:
         own = {name: parameter for name, parameter in named.items() if _block_of(name, names) == block.name}
         inside = [layer for name, layer in layers.items() if _block_of(f"{name}.weight", names) == block.name]
@@ -69,7 +69,7 @@ def _block_of(name: str, names: list[str]) -> str:
     return found or (REST if REST in names else "")
 
 
-def _early(model: nn.Module, names: list[str]) -> tuple[str, ...]:
+def _early(model: nn.Module) -> tuple[str, ...]:
     """Return how the names of parameters outside the blocks begin whose outputs the blocks read; all, if unknown."""
     chain = chain_of(model)
     return ("",) if chain is None else tuple(f"{name}." for name in chain.first)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
 from paceline.task.models.layers.chunks import loss_chunk_tokens
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.shape import DecoderConfig
 from paceline.task.profile.aligned import unaligned_flops
 from paceline.task.profile.closed import closed_axes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.spec.profile import ROUTING_MOVES, BlockProfile, ModelProfile, TensorLimits
-from paceline.task.models.sizes import MoEConfig
+from paceline.task.models.shape import MoEConfig
 from paceline.task.profile.closed import closed_axes
 from paceline.task.profile.decoder import decoder_layer, profile_decoder, width_of
 from paceline.task.profile.transformer import ROUTING_OPERATORS

@@ -33,7 +33,8 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
         from paceline.task.models.huggingface.transfer import fit_decoder
-        from paceline.task.models.sizes import MoEConfig, resolve_decoder
+        from paceline.task.models.shape import MoEConfig
+        from paceline.task.models.sizes import resolve_decoder
         from paceline.task.profile.decoder import profile_decoder
         from paceline.task.profile.moe import profile_moe
 

@@ -29,7 +29,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.config.called import argument, checked_call
-from paceline.errors import ConfigError, VerificationFailed
+from paceline.errors import ConfigError
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -164,18 +164,6 @@ def _require_batches(batches: Sequence[object]) -> None:
 def _cut(parts: list[object], split: Callable[[object], Sequence[object]] | None, world: World) -> Batches:
     """Return the micro-batches of every part on rank 0, which alone computes them."""
     return [split(each) if split else [each] for each in parts] if world.is_first else []
-
-
-def failure_of(result: LoopProof) -> VerificationFailed:
-    """Return the error for a step that is not equal to one device's, or of which fp32 cannot tell."""
-    wrong = result.first_difference is not None
-    return VerificationFailed(
-        "the step does not compute the numbers of one device"
-        if wrong
-        else "fp32 cannot tell whether the step computes the numbers of one device",
-        result.text,
-        "look at what first_difference names" if wrong else "model.double() for the proof",
-    )
 
 
 def _largest(found: Iterable[Difference]) -> dict[str, float | None]:

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paceline.errors import ConfigError
+from paceline.task.plain_names import plain_name
 
 WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")  # what DDP, torch.compile and FSDP1 call what they wrap
-NESTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # within names: of blocks wrapped apart
+FSDP1 = "_fsdp_wrapped_module."  # within names: of blocks that are wrapped apart
 WRAPPERS = (DataParallel, DistributedDataParallel)  # their subclasses too
 LIBRARIES = ("torch", "accelerate", "deepspeed", "fairscale")
 LANGUAGE = ("builtins", "abc", "typing")
@@ -33,9 +34,7 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def clean(name: str) -> str:
     """Return a parameter's name without what wrappers of blocks put into it."""
-    for prefix in NESTED:
-        name = name.replace(prefix, "")
-    return name
+    return plain_name(name.replace(FSDP1, ""))
 
 
 @contextlib.contextmanager

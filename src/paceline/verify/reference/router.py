@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.spec.data.labels import IGNORED
 from paceline.task.models.moe import routers
-from paceline.task.models.sizes import MoEConfig
+from paceline.task.models.shape import MoEConfig
 
 RouterCounts = dict[str, torch.Tensor]
 

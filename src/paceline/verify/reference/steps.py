@@ -23,7 +23,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.chosen import ONE, start_of
 from paceline.task.data.protocol import Source
-from paceline.task.models.sizes import MoEConfig
+from paceline.task.models.shape import MoEConfig
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import reach_of

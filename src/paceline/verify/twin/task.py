@@ -22,7 +22,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.steps.update import OptimizerSpec, ScheduleSpec
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, Task
-from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
+from paceline.task.models.shape import DecoderConfig, MoEConfig
+from paceline.task.models.sizes import is_named, resolve_decoder
 from paceline.verify.twin.layout import twin_layout
 
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most, where the batch stays in one piece

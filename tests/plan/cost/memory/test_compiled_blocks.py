@@ -18,7 +18,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.shape import DecoderConfig
 from paceline.task.profile.decoder import profile_decoder
 
 ROWS, SEQ = 2, 48

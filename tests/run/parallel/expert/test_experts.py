@@ -30,7 +30,8 @@ from paceline.spec.proof.records import CheckProof, FirstDifference
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.init import initialise
 from paceline.task.models.moe import Experts, MoEDecoder
-from paceline.task.models.sizes import MoEConfig, resolve_decoder
+from paceline.task.models.shape import MoEConfig
+from paceline.task.models.sizes import resolve_decoder
 from paceline.verify.compare.layout import compare
 
 SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB}

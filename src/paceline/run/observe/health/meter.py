@@ -23,8 +23,8 @@ from paceline.run.observe.health.activations import OTHERS, ActivationWatch
 from paceline.run.observe.health.on_the_way import OUTPUT, HealthOnTheWay
 from paceline.run.observe.health.scores import ScoreWatch
 from paceline.run.process.world import World, build_mesh
-from paceline.run.updates.optimizer import named_parameters
 from paceline.task.models.held import local_of
+from paceline.task.plain_names import named_parameters
 
 MOST_COPIED = 1 << 26  # elements of weights that one step keeps a copy of; the others' turn comes in later steps
 _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")

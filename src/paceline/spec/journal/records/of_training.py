@@ -112,7 +112,7 @@ class RanksRecord(Record):
 
 @dataclass(frozen=True)
 class MemoryRecord(Record):
-    """What a device's memory is spent on, measured once after the first step of a start."""
+    """What a device's memory is spent on, measured after the run's first step and after its last one."""
 
     KIND: ClassVar[str] = "memory"
 

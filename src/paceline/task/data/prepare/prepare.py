@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from paceline.durable import write_text
 from paceline.errors import ConfigError, DataError, StorageError, WorkerDied
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.card import make_card
@@ -40,7 +41,6 @@ from paceline.task.data.prepare.work import (
     save,
     survey,
     tokenise,
-    write_text,
 )
 from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.files import list_files

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.durable import publish
+from paceline.durable import publish, write_text
 from paceline.spec.model_folder import TOKENIZER
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.corpus_parts import CorpusPart, documents_of
@@ -129,11 +129,4 @@ def save(path: Path, values: npt.NDArray[Any]) -> None:
     beside = path.with_name(f".{path.name}.part")
     with beside.open("wb") as stream:
         np.save(stream, values)
-    publish(beside, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text, whole or not at all."""
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
     publish(beside, path)

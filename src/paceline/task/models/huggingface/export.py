@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.durable import make_folder, publish
+from paceline.durable import make_folder, publish, write_text
 from paceline.errors import StorageError
 from paceline.spec.model_folder import CONFIG, KEPT, folder_of
 from paceline.spec.task import ModelSpec
@@ -114,6 +114,4 @@ def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    publish(part, path)
+    write_text(path, json.dumps(content, indent=2) + "\n")

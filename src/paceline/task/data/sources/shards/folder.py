@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.durable import publish
+from paceline.durable import write_text
 from paceline.errors import DataError
 from paceline.spec.model_folder import TOKENIZER
 from paceline.task.data.sources.shards.layout import HEADER, ShardHeader, WrittenShard, damaged, read_header
@@ -56,9 +56,7 @@ class ShardIndex:
 def write_index(folder: Path, index: ShardIndex) -> None:
     """Write `shards.json`, in place of an older one. Raises OSError."""
     content = {"format": FORMAT, "fingerprint": index.fingerprint, **asdict(index)}
-    unfinished = folder / f".{INDEX}.part"
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    publish(unfinished, folder / INDEX)
+    write_text(folder / INDEX, json.dumps(content, indent=1) + "\n")
 
 
 def read_index(path: str, storage: Storage) -> ShardIndex:

@@ -103,7 +103,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     if table is None:
         if say:
             say(f"tokenising {survey.rows:,} rows of {listing.what}, {format_count(survey.bytes)}B, into {final}")
-        write = functools.partial(write_table, data, listing, survey, key)
+        write = functools.partial(write_table, data, survey, key)
         table = build_folder(final, signature, alone, write, load_table)
     left_out, first = survey.damaged.count, survey.damaged.first
     index = {"key": key, "left_out": left_out, "left_out_first": first}

@@ -18,7 +18,6 @@ from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import LIST_DOCUMENTS, Damaged
 from paceline.task.data.sources.held_out import document_hash
-from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import write_manifest
 from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.labels import Labels, encode_label, places_of
@@ -61,7 +60,7 @@ class RowTokens:
         return [(ids, None) for ids in self.tokenizer.encode(texts)]
 
 
-def write_table(data: DataSpec, listing: CorpusFiles, survey: TableSurvey, key: str, folder: Path) -> None:
+def write_table(data: DataSpec, survey: TableSurvey, key: str, folder: Path) -> None:
     """Tokenise all rows into `folder`; the manifest comes last. Raises DataError where they changed meanwhile."""
     tokenizer = _tokenizer(data, survey)
     labels, suffix = survey.labels, LABELS if survey.labels else COUNTED

@@ -69,8 +69,8 @@ class Conversation:
 def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str) -> Conversation:
     """Return columns of a single turn as messages: what is asked, perhaps with what it is about, and the answer."""
     asked, *about, answered = names
-    told = [_cell(values.get(name), where, name) for name in (asked, answered)]
-    context = [_cell(values.get(name) or "", where, name) for name in about]  # it may be missing
+    told = [cell_text(values.get(name), where, name) for name in (asked, answered)]
+    context = [cell_text(values.get(name) or "", where, name) for name in about]  # it may be missing
     question = "\n\n".join(part for part in (told[0], *context) if part)
     messages: list[ChatMessage] = [{"role": "user", "content": question}, {"role": LEARNT_ROLE, "content": told[1]}]
     return _with_something_to_learn(Conversation(messages), where)
@@ -208,8 +208,8 @@ def _with_something_to_learn(found: Conversation, where: str) -> Conversation:
     return found
 
 
-def _cell(value: object, where: str, name: str) -> str:
-    """Return a column of a turn as text. Raises DamagedData where it is none."""
+def cell_text(value: object, where: str, name: str) -> str:
+    """Return a column of a row as text. Raises DamagedData where it is none."""
     if not isinstance(value, str):
         raise DamagedData(f"{where}: '{name}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
                           A_TEXT)  # fmt: skip

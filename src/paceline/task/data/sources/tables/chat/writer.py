@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import DamagedData
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.chat.messages import (
-    A_TEXT,
     LEAVE_OUT,
     TOOLS_FIELD,
     Conversation,
+    cell_text,
     completed_messages,
     messages_of,
     turn_messages,
@@ -45,7 +44,8 @@ class RowWriter:
             prompt, completion = (without_nulls(values.get(name)) if filled else values.get(name) for name in names)
             if isinstance(completion, list):
                 return self._written(completed_messages(prompt, completion, where, values.get(TOOLS_FIELD)), where)
-            return [TextPart(_text(prompt, where, names[0]), False), TextPart(_text(completion, where, names[1]), True)]
+            asked, answer = cell_text(prompt, where, names[0]), cell_text(completion, where, names[1])
+            return [TextPart(asked, False), TextPart(answer, True)]
         if len(names) > 1:
             return self._written(turn_messages(values, names, where), where)
         told, tools = (values.get(name) for name in (names[0], TOOLS_FIELD))
@@ -77,10 +77,3 @@ def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
 def _made_when_asked(name: str, tokenizer: str) -> Template:
     made = functools.cache(lambda: of_tokenizer(tokenizer) if name == "tokenizer" else TEMPLATES[name])
     return lambda conversation: made()(conversation)
-
-
-def _text(value: object, where: str, field: str) -> str:
-    if not isinstance(value, str):
-        raise DamagedData(f"{where}: '{field}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
-                          A_TEXT)  # fmt: skip
-    return value
