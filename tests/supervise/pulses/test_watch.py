@@ -144,14 +144,29 @@ def test_survivors_that_wait_for_a_new_rank_before_a_step_are_not_to_blame(make:
         ranks.beat(rank, "load", 0)
     ranks.beat(2, "evaluate", 4)  # in its own loop, before it comes to step 5
     for rank in (0, 1):
-        points = Points(SimpleNamespace(beat=functools.partial(ranks.beat, rank)), None)  # type: ignore[arg-type]
-        calls = SimpleNamespace(come_to_step=lambda step, joins, tell_wait=lambda: None: tell_wait())
-        own = SimpleNamespace(progress=Progress(4, 64), _meets_until=6, _points=points, _roll=calls, evaluate=0, save=0)
-        Training._join_peers(own)  # type: ignore[arg-type]
+        comes_to_step(ranks, rank)
     assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
     suspect = ranks.pass_by(LATE)
     assert suspect is not None and suspect.ranks == (2,)
     assert suspect.what == "rank 2 of 3 hung evaluating of step 4"
+
+
+class StillWaits(Exception):
+    """Nobody has come to the roll call so far."""
+
+
+def comes_to_step(ranks: Ranks, rank: int) -> None:
+    """Have a rank wait for its peers before step 5."""
+
+    def wait(step: int, joins: object, tell_wait: Callable[[], None]) -> None:
+        tell_wait()
+        raise StillWaits
+
+    points = Points(SimpleNamespace(beat=functools.partial(ranks.beat, rank)), None)  # type: ignore[arg-type]
+    calls = SimpleNamespace(come_to_step=wait)
+    own = SimpleNamespace(progress=Progress(4, 64), _meets_until=6, _points=points, _roll=calls, evaluate=0, save=0)
+    with pytest.raises(StillWaits):
+        Training._join_peers(own)  # type: ignore[arg-type]
 
 
 def test_one_that_is_stopped_is_named_wherever_it_is(make: MakeRanks) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.spec.journal.reading import starts_of
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.phases import MEETS
 from paceline.supervise.pulses.pulse import Heart, heart_here, listened_to
 
 if TYPE_CHECKING:
@@ -42,9 +43,16 @@ class Points:
 
     def waits(self, step: int) -> None:
         """Tell that this process waits for its peers before it makes a step. No fault strikes there."""
-        self.at = ("loop", step)
+        self._beats(MEETS, step)
+
+    def has_met(self, step: int) -> None:
+        """Tell that its peers have come, and that this process goes on to make the step."""
+        self._beats("loop", step)
+
+    def _beats(self, phase: str, step: int) -> None:
+        self.at = (phase, step)
         if self._heart is not None:
-            self._heart.beat("loop", step)
+            self._heart.beat(phase, step)
 
     def tell_also(self, told: SaysPoint) -> None:
         """Tell a further listener from now on where this process comes to: a trace."""

@@ -53,6 +53,37 @@ def parent_of(process: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def descendants_of(process: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have. All of the machine are looked at."""
+    children = dict[int, list[int]]()
+    with contextlib.suppress(OSError):
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                children.setdefault(parent_of(int(path.name)), []).append(int(path.name))
+    found, begun = list[int](), [process]
+    while begun:
+        begun = [child for parent in begun for child in children.get(parent, ())]
+        found += begun
+    return found
+
+
+def waits_in_kernel(process: int) -> str:
+    """Return the function of the system in which a process's main thread sleeps; "" or "0" where it tells none."""
+    try:
+        return Path(f"/proc/{process}/wchan").read_text()
+    except OSError:
+        return ""
+
+
+def network_bytes(process: int) -> int:
+    """Return what has come and gone over the network as a process sees it, whoever sent that; 0 if not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
+        told = [line.partition(":")[2].split() for line in lines]
+        return sum(int(each[0]) + int(each[8]) for each in told)
+    return 0
+
+
 def cpu_seconds(process: int) -> float:
     """Return for how long a process has computed, all its threads together; 0 where that is not known."""
     fields = _fields(process)
