@@ -13,7 +13,7 @@ from runs import wait_until
 
 from paceline.supervise.pulses import rest
 from paceline.supervise.pulses.rest import ASLEEP, Rest, SystemView
-from paceline.supervise.pulses.system import ThreadSeen, descendants_of, state_of
+from paceline.supervise.pulses.system import ProcessTree, ThreadSeen, state_of
 
 SAYS = "print(flush=True); "
 LOCKED = f"import threading; {SAYS}threading.Event().wait()"
@@ -37,7 +37,7 @@ def running(program: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            for each in (*descendants_of(process.pid), process.pid):
+            for each in (*ProcessTree().below(process.pid), process.pid):
                 subprocess.run(["kill", "-9", str(each)], check=False)
 
 
@@ -66,7 +66,7 @@ def test_one_for_whom_somebody_may_be_at_work_does_not_rest(program: str) -> Non
 
 
 def view(threads: list[ThreadSeen], cpu: float = 0.0) -> SystemView:
-    return SystemView(lambda _: threads, lambda _: cpu, lambda _: "futex_do_wait", lambda _: [], lambda _: "S")
+    return SystemView(lambda _: threads, lambda _: cpu, lambda _: "futex_do_wait", lambda _: "S", lambda _: [])
 
 
 def test_one_that_wants_a_core_and_gets_none_does_not_rest() -> None:

@@ -22,7 +22,7 @@ from paceline.run.loop.resume import Progress
 from paceline.run.loop.training import Training
 from paceline.run.survive.points import Points
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import PHASES
+from paceline.spec.survive.phases import AT_WORK, PHASES
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes import far, lookout
@@ -31,11 +31,11 @@ from paceline.supervise.nodes.lookout import Lookout, Scrutiny
 from paceline.supervise.pulses import pulse as pulses
 from paceline.supervise.pulses import sight
 from paceline.supervise.pulses import watch as watching
-from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
+from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, Heart, Pulse, pulse_path, read_pulse, stack_path
 from paceline.supervise.pulses.sight import NearSight
 from paceline.supervise.pulses.silences import COMPUTING_FACTOR, HangLimits
 from paceline.supervise.pulses.stacks import collective_in, main_thread
-from paceline.supervise.pulses.system import state_of
+from paceline.supervise.pulses.system import state_of, waits_in_kernel
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import supervise_started
 
@@ -54,6 +54,7 @@ class Ranks:
     def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0, nodes: int = 0) -> None:
         self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
         self.beats, self.nodes = 0, list[Lookout]()
+        self.stands_in: dict[int, str] = {}  # by rank, the file of which its main thread is in a function
         self.told: list[str] = []  # by nodes to their coordinator
         self.early: dict[int, int] = {}  # processes of ranks that have no pulse yet
         if not nodes:
@@ -108,6 +109,7 @@ class Ranks:
 @pytest.fixture
 def sleeper() -> Iterator[int]:
     with subprocess.Popen(["sleep", "1000"]) as process:
+        wait_until(lambda: "nanosleep" in waits_in_kernel(process.pid))
         yield process.pid
         process.kill()
 
@@ -244,6 +246,109 @@ def test_where_no_rank_is_behind_all_are_named(make: MakeRanks) -> None:
         ranks.beat(rank, "reduce", 5)
     suspect = ranks.pass_by(LATE)
     assert suspect is not None and suspect.ranks == (0, 1, 2) and "suspect what is between them" in suspect.because
+
+
+# ---- one that does nothing ------------------------------------------------------------------------------------------
+
+IN_TORCH = "/torch/distributed/c10d.py"
+PATIENT = HealthSpec(hang_factor=5.0, hang_minimum="30.0 s", hang_elsewhere="60.0 s")  # and hang_still as it is
+
+
+@pytest.fixture
+def patient(make: MakeRanks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """Return ranks of which one that tells nothing counts as hung after half a minute, or after hang_still."""
+    monkeypatch.setattr(sys.modules[__name__], "HEALTH", PATIENT)
+    ranks = make()
+
+    def answer(seen: NearSight, pulse: Pulse, by_signal: bool) -> None:
+        if where := ranks.stands_in.get(pulse.rank):
+            with stack_path(ranks.folder, pulse.rank).open("a") as file:
+                file.write(f'Current thread 0x7f01 (most recent call first):\n  File "{where}", line 3 in all_gather\n')
+
+    monkeypatch.setattr(NearSight, "_ask", answer)
+    return ranks
+
+
+@pytest.mark.parametrize("phase", AT_WORK)
+def test_one_that_does_nothing_in_a_step_is_named_in_seconds(patient: Ranks, phase: str) -> None:
+    patient.steps()
+    for rank in range(3):
+        patient.beat(rank, "check" if rank != 1 else phase, 5)
+    assert patient.pass_by(PATIENT.hang_still * 0.9) is None
+    suspect = patient.pass_by(2.0)
+    assert suspect is not None and suspect.ranks == (1,) and suspect.evidence["limit_seconds"] == PATIENT.hang_still
+    assert "2.0 s is the limit of one that does nothing, as the system tells" in suspect.because
+
+
+def test_one_that_reads_data_or_makes_its_first_steps_may_wait_for_somebody(patient: Ranks) -> None:
+    for rank in range(3):
+        patient.beat(rank, "forward", 1)
+    assert patient.pass_by(PATIENT.hang_minimum) is None
+    patient.steps()
+    patient.beat(1, "data", 5)
+    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
+    assert patient.pass_by(LATE) is not None
+
+
+def test_one_that_rests_in_each_step_is_given_the_time_that_it_needs(patient: Ranks) -> None:
+    """Its objective asks a service, say, and waits in a lock for 1.5 s until a thread of it has the answer."""
+    patient.steps()
+    for step in range(5, 8):
+        for rank in range(3):
+            patient.beat(rank, "forward", step)
+        assert patient.pass_by(1.5) is None
+        for rank in range(3):
+            patient.beat(rank, "reduce", step)
+    for rank in range(3):
+        patient.beat(rank, "forward", 8)
+    assert patient.pass_by(1.5 * 2) is None, "twice as long as before"
+    assert patient.pass_by(LATE) is not None
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_one_in_a_collective_is_not_blamed_while_who_is_as_far_is_at_work(
+    patient: Ranks, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in shards are gathered in a pass: one waits there while another compiles something for half a minute."""
+    patient.steps()
+    compiles = os.getpid()
+    monkeypatch.setattr(sight, "cpu_seconds", lambda process: patient.now if process == compiles and works else 0.0)
+    sleeper = patient.process
+    for rank in range(3):
+        patient.process = compiles if rank == 1 and works else sleeper
+        patient.beat(rank, "forward", 5)
+        patient.stands_in[rank] = IN_TORCH if rank != 1 else "/home/me/model.py"
+    found = patient.pass_by(2 * PATIENT.hang_minimum - 10)
+    assert (found is None) if works else (found is not None and found.ranks == (1,))
+
+
+def test_ranks_that_wait_for_each_other_between_steps_are_named_in_seconds(patient: Ranks) -> None:
+    """Two wait for their peers before a step, and one has gone on into the step's reduction: nobody is behind."""
+    patient.steps()
+    for rank in (0, 1):
+        comes_to_step(patient, rank)
+    patient.beat(2, "reduce", 5)
+    patient.stands_in[2] = IN_TORCH
+    found = patient.pass_by(PATIENT.hang_minimum + 5)
+    assert found is not None and found.ranks == (2,) and "reducing gradients over the ranks of step 5" in found.what
+
+
+def test_when_all_wait_for_peers_that_are_there_nobody_comes(patient: Ranks) -> None:
+    for rank in range(3):
+        comes_to_step(patient, rank)
+    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
+    found = patient.pass_by(5.0)
+    assert found is not None and found.ranks == (0, 1, 2) and "between two steps" in found.what
+
+
+def test_ranks_in_collectives_of_two_places_are_told_apart(patient: Ranks) -> None:
+    """Two evaluate and wait there for the third, which waits in a step: it is the one that is elsewhere."""
+    for rank in range(3):
+        patient.beat(rank, "evaluate" if rank != 2 else "reduce", 5 + (rank == 2))
+        patient.stands_in[rank] = IN_TORCH
+    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
+    found = patient.pass_by(5.0)
+    assert found is not None and found.ranks == (2,) and "peers wait in all_gather" in found.because
 
 
 # ---- negative controls: what is slow is not hung --------------------------------------------------------------------

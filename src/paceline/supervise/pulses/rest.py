@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from paceline.supervise.pulses.system import (
+    ProcessTree,
     ThreadSeen,
     cpu_seconds,
-    descendants_of,
     state_of,
     threads_of,
     waits_in_kernel,
@@ -37,8 +37,8 @@ class SystemView:
     threads: Callable[[int], Sequence[ThreadSeen]] = threads_of
     cpu_seconds: Callable[[int], float] = cpu_seconds
     sleeps_in: Callable[[int], str] = waits_in_kernel
-    descendants: Callable[[int], Collection[int]] = descendants_of
     state: Callable[[int], str] = state_of
+    below: Callable[[int], Collection[int]] = field(default_factory=lambda: ProcessTree().below)
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Rest:
     view: SystemView = field(default_factory=SystemView)
 
     def __post_init__(self) -> None:
-        self._began, self._cpu, self._switches, self._wanted = self.now, self._spent(), -1, set[int]()
+        self._began, self._cpu = self.now, self.view.cpu_seconds(self.process)
+        self._switches, self._wanted = -1, set[int]()
 
     def goes_on(self, now: float, has_settled: bool = False) -> bool:
         """Return whether the process has done nothing since the look before; False at the first one.
@@ -69,18 +70,12 @@ class Rest:
             and all(each.state != WAITS_FOR_A_DISK for each in threads)
             and any(part in self.view.sleeps_in(self.process) for part in FOR_NOBODY)
         )
-        if is_at_rest:  # what costs more to know is asked last
-            spent = self._spent()
-            is_at_rest = spent - self._cpu <= IDLE_SHARE * (now - self._began) + TICK_SECONDS and not any(
-                self.view.state(each) in (WANTS_A_CORE, WAITS_FOR_A_DISK)
-                for each in self.view.descendants(self.process)
-            )
+        spent = self.view.cpu_seconds(self.process)
+        is_at_rest &= spent - self._cpu <= IDLE_SHARE * (now - self._began) + TICK_SECONDS
+        if is_at_rest:  # what costs most to know is asked last: what others do for it, as a compiler
+            below = map(self.view.state, self.view.below(self.process))
+            is_at_rest = all(state not in (WANTS_A_CORE, WAITS_FOR_A_DISK) for state in below)
         self._wanted, self._switches = wanted, main.switches if main is not None else -1
         if not is_at_rest:
-            self._began, self._cpu = now, self._spent()
+            self._began, self._cpu = now, spent
         return is_at_rest
-
-    def _spent(self) -> float:
-        """Return for how long the process and what it has started have computed."""
-        others = self.view.descendants(self.process)
-        return self.view.cpu_seconds(self.process) + sum(map(self.view.cpu_seconds, others))

@@ -66,9 +66,10 @@ class NearSight:
         """
         self._folder, self._ranks, self._process_of = folder, ranks, process_of
         self._stopped_early: dict[int, float] = {}  # since when such a rank was seen, by rank
+        view = SystemView(cpu_seconds=lambda process: cpu_seconds(process))
         self._silences = Silences(
             limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process),
-            lambda pulse, now: Rest(pulse.process, now, SystemView(cpu_seconds=lambda process: cpu_seconds(process))),
+            lambda pulse, now: Rest(pulse.process, now, view),
         )  # fmt: skip
         self._seen: dict[int, WatchedRank] = {}
         self._asked_at, self._bytes_before = 0.0, 0

@@ -212,7 +212,7 @@ class Silences:
             stood_still = silence.state in STOPPED and state in STOPPED
             silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
             silence.seconds, silence.state = silence.seconds + passed, state
-            if silence.seconds >= REST_BEGINS:
+            if silence.seconds >= REST_BEGINS and (pulse.phase in MAY_WAIT or state in STOPPED):
                 silence.rest = silence.rest or self._rest(pulse, now)
                 goes_on = silence.rest.goes_on(now, has_settled=silence.is_late)
                 silence.rest_seconds = silence.rest_seconds + passed if goes_on else 0.0

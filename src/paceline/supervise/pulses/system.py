@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 UNKNOWN = "?"
+TREE_SECONDS = 0.5  # for which a look at all processes counts
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,29 @@ def parent_of(process: int) -> int:
     return int(fields[1]) if fields else 0
 
 
-def descendants_of(process: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have. All of the machine are looked at."""
-    children = dict[int, list[int]]()
-    with contextlib.suppress(OSError):
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit():
-                children.setdefault(parent_of(int(path.name)), []).append(int(path.name))
-    found, begun = list[int](), [process]
-    while begun:
-        begun = [child for parent in begun for child in children.get(parent, ())]
-        found += begun
-    return found
+class ProcessTree:
+    """Which processes others have started. All of the machine are looked at, so a look counts for a moment."""
+
+    def __init__(self, seconds: float = TREE_SECONDS) -> None:
+        self._seconds, self._looked = seconds, -float("inf")
+        self._children: dict[int, list[int]] = {}
+
+    def below(self, process: int) -> list[int]:
+        """Return the processes that a process has started, and those that these have."""
+        if time.monotonic() - self._looked > self._seconds:
+            self._look()
+        found, begun = list[int](), [process]
+        while begun:
+            begun = [child for parent in begun for child in self._children.get(parent, ())]
+            found += begun
+        return found
+
+    def _look(self) -> None:
+        self._children, self._looked = {}, time.monotonic()
+        with contextlib.suppress(OSError):
+            for path in Path("/proc").iterdir():
+                if path.name.isdigit():
+                    self._children.setdefault(parent_of(int(path.name)), []).append(int(path.name))
 
 
 def waits_in_kernel(process: int) -> str:
