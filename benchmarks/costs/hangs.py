@@ -126,7 +126,8 @@ def told_of(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         found |= {"detect": seconds["detect"], "total": seconds["total"]}
     if of_kind["fault"]:
         found["because"] = of_kind["fault"][0]["because"]
-        found["step"] = (of_kind["fault"][0].get("evidence") or {}).get("median_step_seconds")
+        evidence = of_kind["fault"][0].get("evidence") or {}
+        found |= {name: evidence.get(name) for name in ("median_step_seconds", "silent_seconds", "limit_seconds")}
     if ended.returncode:
         print(ended.stderr[-2000:], file=sys.stderr)
     return found

@@ -281,7 +281,7 @@ class Generations:
         self._machines.rest()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {**moments_of(crew.ended()), "ended": passed_seconds()}
+        moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
