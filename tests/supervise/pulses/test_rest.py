@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from runs import wait_until
 
 from paceline.supervise.pulses import rest
 from paceline.supervise.pulses.rest import ASLEEP, Rest, SystemView
-from paceline.supervise.pulses.system import ProcessTree, ThreadSeen, state_of
+from paceline.supervise.pulses.system import ProcessTree, ThreadSeen, queued_bytes, state_of
 
 SAYS = "print(flush=True); "
 LOCKED = f"import threading; {SAYS}threading.Event().wait()"
@@ -89,3 +91,15 @@ def test_one_that_was_asked_for_its_stacks_is_woken_by_that_and_rests_on() -> No
     assert not seen.goes_on(0.8)
     seen.view = view([ThreadSeen(1, "S", 7)], cpu=10 * rest.TICK_SECONDS)
     assert not seen.goes_on(1.0, has_settled=True), "it computes"
+
+
+def test_what_is_under_way_between_processes_is_counted_until_it_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        with theirs:
+            assert queued_bytes([os.getpid()]) == 0
+            ours.sendall(b"12345")
+            wait_until(lambda: queued_bytes([os.getpid()]) == 5)
+            theirs.recv(5)
+            wait_until(lambda: queued_bytes([os.getpid()]) == 0)
+    assert queued_bytes([2**31 - 1]) is None, "of a process that is not there nobody knows it"

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from runs import environment, wait_until
 
+from paceline.run.callbacks.callbacks import CallbackDecisions
+from paceline.run.loop import between_steps
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.training import Training
 from paceline.run.survive.points import Points
@@ -35,7 +37,7 @@ from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, Heart, Pulse
 from paceline.supervise.pulses.sight import NearSight
 from paceline.supervise.pulses.silences import COMPUTING_FACTOR, HangLimits
 from paceline.supervise.pulses.stacks import collective_in, main_thread
-from paceline.supervise.pulses.system import state_of, waits_in_kernel
+from paceline.supervise.pulses.system import ThreadSeen, state_of, waits_in_kernel
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import supervise_started
 
@@ -280,6 +282,18 @@ def test_one_that_does_nothing_in_a_step_is_named_in_seconds(patient: Ranks, pha
     assert "2.0 s is the limit of one that does nothing, as the system tells" in suspect.because
 
 
+def test_one_that_does_nothing_wants_no_core_however_loaded_the_machine_is(
+    make: MakeRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HEALTH", PATIENT)
+    ranks = make(10.0)
+    ranks.steps()
+    for rank in range(3):
+        ranks.beat(rank, "check" if rank != 1 else "forward", 5)
+    suspect = ranks.pass_by(PATIENT.hang_still + 10.0 + 1.0)  # until it has answered, or could have
+    assert suspect is not None and suspect.ranks == (1,)
+
+
 def test_one_that_reads_data_or_makes_its_first_steps_may_wait_for_somebody(patient: Ranks) -> None:
     for rank in range(3):
         patient.beat(rank, "forward", 1)
@@ -333,6 +347,29 @@ def test_ranks_that_wait_for_each_other_between_steps_are_named_in_seconds(patie
     assert found is not None and found.ranks == (2,) and "reducing gradients over the ranks of step 5" in found.what
 
 
+def test_a_callback_of_the_users_may_wait_for_somebody(patient: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is called behind an update, and draws a page or asks a service in a thread of its own."""
+    patient.steps()
+    points = Points(SimpleNamespace(beat=functools.partial(patient.beat, 1)), None)  # type: ignore[arg-type]
+    points.reached("update", 5)
+    for rank in (0, 2):
+        patient.beat(rank, "check", 5)
+
+    def asks(hook: str, moment: object) -> CallbackDecisions:
+        assert patient.pass_by(PATIENT.hang_minimum) is None
+        return CallbackDecisions()
+
+    calls = SimpleNamespace(has=lambda hook: True, at=asks)
+    own = SimpleNamespace(
+        _callbacks=calls, _points=points, brief=SimpleNamespace(steps=9), world=0, progress=Progress(4, 64),
+        _under=SimpleNamespace(built=0), _stopped=False,
+    )  # fmt: skip
+    monkeypatch.setattr(between_steps, "moment_of", lambda *given, **more: None)
+    Training._hook(own, "after_step", 5)  # type: ignore[arg-type]
+    suspect = patient.pass_by(PATIENT.hang_still + 2)
+    assert suspect is not None and suspect.ranks == (1,) and "updating the weights of step 5" in suspect.what
+
+
 def test_when_all_wait_for_peers_that_are_there_nobody_comes(patient: Ranks) -> None:
     for rank in range(3):
         comes_to_step(patient, rank)
@@ -372,7 +409,9 @@ def test_the_first_steps_may_take_long(make: MakeRanks) -> None:
     assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
 
 
-def test_a_loaded_machine_is_no_hang(make: MakeRanks) -> None:
+def test_a_loaded_machine_is_no_hang(make: MakeRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks want cores, and are given none."""
+    monkeypatch.setattr(sight, "threads_of", lambda process: [ThreadSeen(process, "R", 1)])
     ranks = make(10.0)
     ranks.steps()
     for rank in range(3):

@@ -326,7 +326,8 @@ class BetweenSteps(NextWorld):
             return CallbackDecisions()
         steps = self.brief.steps
         moment = moment_of(self.world, step, steps, self.progress.position, self._under.built, **more)
-        found = self._callbacks.at(hook, moment)
+        with self._points.in_users_code():
+            found = self._callbacks.at(hook, moment)
         for name, numbers in found.logs:
             self._record.logged(step, name, numbers)
         if found.skip is not None:

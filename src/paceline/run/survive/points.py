@@ -5,7 +5,8 @@ Without a supervisor and without a plan of faults a point costs a note of where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,19 @@ class Points:
     def has_met(self, step: int) -> None:
         """Tell that its peers have come, and that this process goes on to make the step."""
         self._beats("loop", step)
+
+    @contextlib.contextmanager
+    def in_users_code(self) -> Iterator[None]:
+        """Tell while a block runs that this process is in code of the user's, of which nobody knows how long it takes.
+
+        No fault strikes there. Peers may wait for it meanwhile, as for one that is in its own loop.
+        """
+        before = self.at
+        self._beats("loop", before[1])
+        try:
+            yield
+        finally:
+            self._beats(*before)
 
     def _beats(self, phase: str, step: int) -> None:
         self.at = (phase, step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -15,12 +14,11 @@ from paceline.supervise.pulses.pulse import STACK_SIGNAL, Pulse, read_pulse, sta
 from paceline.supervise.pulses.rest import Rest, SystemView
 from paceline.supervise.pulses.silences import HangLimits, Overview, Silences, WatchedRank, overview_of
 from paceline.supervise.pulses.stacks import FLIGHT_MARK
-from paceline.supervise.pulses.system import cpu_seconds, network_bytes, state_of
+from paceline.supervise.pulses.system import cpu_seconds, queued_bytes, state_of, threads_of
 
 STARTING, STANDS_STILL = PHASES[0], "Tt"  # /proc: stopped by a signal, or by a debugger
 ProcessOf = Callable[[int], int | None]  # by rank
 LOOK_SECONDS = 0.2  # between two looks
-QUIET_BYTES_PER_SECOND = 2**14  # below which no collective is under way
 LONGEST_LOOK_SECONDS = 5 * LOOK_SECONDS  # that count: a supervisor that slept saw nothing
 
 
@@ -66,13 +64,13 @@ class NearSight:
         """
         self._folder, self._ranks, self._process_of = folder, ranks, process_of
         self._stopped_early: dict[int, float] = {}  # since when such a rank was seen, by rank
-        view = SystemView(cpu_seconds=lambda process: cpu_seconds(process))
+        view = SystemView(lambda process: threads_of(process), lambda process: cpu_seconds(process))
         self._silences = Silences(
             limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process),
             lambda pulse, now: Rest(pulse.process, now, view),
         )  # fmt: skip
         self._seen: dict[int, WatchedRank] = {}
-        self._asked_at, self._bytes_before = 0.0, 0
+        self._nothing_queued = False
 
     def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
         """Return what the ranks show that have not ended."""
@@ -103,18 +101,16 @@ class NearSight:
             if rank in self._seen and not self._seen[rank].is_stopped:
                 self._ask(self._seen[rank].pulse, by_signal)
 
-        self._asked_at, self._bytes_before = time.monotonic(), self._bytes()
+        self._nothing_queued = False
 
     def leave(self) -> None:
         """Do nothing: a rank of this machine is asked once."""
 
     def is_quiet(self) -> bool:
-        """Return whether next to nothing has gone over the network since ranks were asked, whoever sends it."""
-        passed = time.monotonic() - self._asked_at
-        return self._bytes() - self._bytes_before <= QUIET_BYTES_PER_SECOND * passed
-
-    def _bytes(self) -> int:
-        return max((network_bytes(seen.pulse.process) for seen in self._seen.values()), default=0)
+        """Return whether no byte was under way between ranks at this look and the one before."""
+        before = self._nothing_queued
+        self._nothing_queued = queued_bytes({seen.pulse.process for seen in self._seen.values()}) == 0
+        return before and self._nothing_queued
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives; empty where it has not."""

@@ -25,7 +25,8 @@ STEPS_KEPT = 64
 STEPS_NEEDED = 3  # before their median says anything
 COMPUTING = 0.5  # of the time, from which on a rank is taken to compute
 COMPUTING_FACTOR = 6.0  # times as long a rank may say nothing that computes
-REST_BEGINS = 0.4  # seconds of silence after which it is looked whether a process does anything
+REST_BEGINS = 0.4  # seconds of silence, by the clock, after which it is looked whether a process does anything
+LONGEST_REST_LOOK = 1.0  # seconds between two looks that count: who slept meanwhile saw nothing
 RESTS_FACTOR = 3.0  # times the longest rest that a step has had so far, a rank may be at rest in one
 MAY_WAIT = (*AT_WORK, "check", "evaluate")  # for a peer, in a collective
 BEHIND_ALL = (sys.maxsize, 0)  # for whom nobody waits
@@ -50,15 +51,18 @@ class HangLimits:
 
 @dataclass(frozen=True)
 class WatchedRank:
-    """A rank as the supervisor of its machine sees it. Seconds of silence are those of an idle machine."""
+    """A rank as the supervisor of its machine sees it.
+
+    Seconds of silence are those of an idle machine; of one that does nothing, of the clock: it wants no core.
+    """
 
     pulse: Pulse
     state: str  # of its process, as the system names it
     silent_seconds: float
     limit_seconds: float
     median_step_seconds: float | None  # of the ranks of its machine
-    longest_seconds: float = 0.0  # the limit whatever it does
-    rests: bool = False  # whether the limit is that of one that does nothing
+    rests: bool = False  # whether the limit is that of one that does nothing, and both are of the clock
+    is_overdue: bool = False  # whether it has told nothing for longer than it may whatever it does
     waits: bool = False  # whether it has done nothing for so long that it is one of those that wait, or hang
 
     @property
@@ -170,8 +174,9 @@ class _Silence:
     cpu_before: float = 0.0
     clock_before: float = 0.0
     in_a_step: bool = False
+    by_clock: float = 0.0  # as `seconds`, whatever the load is
     rest: Rest | None = None  # since the silence is long enough to look
-    rest_seconds: float = 0.0
+    rest_seconds: float = 0.0  # by the clock
     is_late: bool = False  # of its rest: the rank may be asked for its stacks
 
 
@@ -184,6 +189,7 @@ class Silences:
     ) -> None:  # fmt: skip
         """`state`, `cpu_seconds` and `rest` (from a moment on) say of a rank's process what the system knows."""
         self._limits, self._state, self._cpu_seconds, self._rest = limits, state, cpu_seconds, rest
+        self._noted = -math.inf
         self._longest_rest = 0.0  # that a rank had in a step, and went on
         self._silences: dict[int, _Silence] = {}
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -194,13 +200,14 @@ class Silences:
         known = list(pulses)
         for gone in self._silences.keys() - {pulse.rank for pulse in known}:
             del self._silences[gone]
+        by_clock, self._noted = min(now - self._noted, LONGEST_REST_LOOK), now
         for pulse in known:
-            self._note(pulse, passed, now)
+            self._note(pulse, passed, by_clock, now)
         median = statistics.median(self._steps) if self._steps else None
         return {pulse.rank: self._seen(pulse, median, now) for pulse in known}
 
-    def _note(self, pulse: Pulse, passed: float, now: float) -> None:
-        """Add what has passed to a rank's silence, or end it."""
+    def _note(self, pulse: Pulse, passed: float, by_clock: float, now: float) -> None:
+        """Add what has passed, on an idle machine and by the clock, to a rank's silence, or end it."""
         silence, state = self._silences.get(pulse.rank), self._state(pulse)
         if silence is None or silence.beats != pulse.beats:
             if silence is not None and silence.in_a_step:
@@ -212,10 +219,11 @@ class Silences:
             stood_still = silence.state in STOPPED and state in STOPPED
             silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
             silence.seconds, silence.state = silence.seconds + passed, state
-            if silence.seconds >= REST_BEGINS and (pulse.phase in MAY_WAIT or state in STOPPED):
+            silence.by_clock += by_clock
+            if silence.by_clock >= REST_BEGINS and (pulse.phase in MAY_WAIT or state in STOPPED):
                 silence.rest = silence.rest or self._rest(pulse, now)
                 goes_on = silence.rest.goes_on(now, has_settled=silence.is_late)
-                silence.rest_seconds = silence.rest_seconds + passed if goes_on else 0.0
+                silence.rest_seconds = silence.rest_seconds + by_clock if goes_on else 0.0
         if self._seen_steps.get(pulse.rank, 0) != pulse.steps_made:
             self._seen_steps[pulse.rank] = pulse.steps_made
             self._steps.append(pulse.step_seconds)
@@ -224,15 +232,18 @@ class Silences:
         silence, limits = self._silences[pulse.rank], self._limits
         seconds = silence.still_seconds if silence.state in STOPPED else silence.seconds
         seen = WatchedRank(pulse, silence.state, seconds, 0.0, median)
-        longest = self._longest_seconds(seen, now)
-        still = self._still_seconds(seen)
-        rests = still < longest and silence.rest_seconds >= still - REST_BEGINS
-        silence.is_late = rests and seconds > still
-        at_rest = silence.rest_seconds + REST_BEGINS if pulse.phase in MAY_WAIT else 0.0
-        waits = min(seconds, seconds if pulse.phase == MEETS else at_rest) > limits.minimum
-        return replace(
-            seen, limit_seconds=still if rests else longest, longest_seconds=longest, rests=rests, waits=waits
+        longest, still = self._longest_seconds(seen, now), self._still_seconds(seen)
+        quiet = min(silence.by_clock, silence.rest_seconds + REST_BEGINS)
+        if seen.is_stopped:  # it may have told nothing for long before
+            quiet = silence.rest_seconds
+        silence.is_late = quiet > still
+        waits = pulse.phase == MEETS or (pulse.phase in MAY_WAIT and quiet > limits.minimum)
+        seen = replace(
+            seen, limit_seconds=longest, is_overdue=seconds > longest, waits=waits and seconds > limits.minimum
         )
+        if silence.is_late and not seen.is_overdue:
+            return replace(seen, silent_seconds=quiet, limit_seconds=still, rests=True)
+        return seen
 
     def _still_seconds(self, seen: WatchedRank) -> float:
         """Return for how long a rank may do nothing where it is: for ever, if others may be at work for it."""

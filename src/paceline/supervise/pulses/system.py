@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 UNKNOWN = "?"
+ESTABLISHED = "01"  # of a connection, in /proc/net/tcp
 TREE_SECONDS = 0.5  # for which a look at all processes counts
 
 
@@ -88,13 +90,30 @@ def waits_in_kernel(process: int) -> str:
         return ""
 
 
-def network_bytes(process: int) -> int:
-    """Return what has come and gone over the network as a process sees it, whoever sent that; 0 if not known."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
-        told = [line.partition(":")[2].split() for line in lines]
-        return sum(int(each[0]) + int(each[8]) for each in told)
-    return 0
+def queued_bytes(processes: Collection[int]) -> int | None:
+    """Return how many bytes are on their way over TCP connections that processes of one machine have.
+
+    Counted are those that were sent and not acknowledged yet, and those that came and were not read. None where the
+    system does not tell all of it.
+    """
+    sockets, queued = set[str](), 0
+    try:
+        for process in processes:
+            links = [str(path.readlink()) for path in _open_files(process)]
+            sockets |= {link[8:-1] for link in links if link.startswith("socket:[")}
+        for process in sorted(processes)[:1]:  # all are in one network
+            for name in ("tcp", "tcp6"):
+                for line in Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[3] == ESTABLISHED and fields[9] in sockets:
+                        queued += sum(int(each, 16) for each in fields[4].split(":"))
+    except (OSError, ValueError, IndexError):
+        return None
+    return queued
+
+
+def _open_files(process: int) -> list[Path]:
+    return [path for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()]
 
 
 def cpu_seconds(process: int) -> float:

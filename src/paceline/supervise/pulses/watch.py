@@ -148,8 +148,8 @@ class PulseWatch:
         if named := [one for one in late if one.is_stopped or one.pulse.rank not in waits]:
             return named
         others = {one.order for one in known.values() if not one.is_late}
-        is_patient = all(one.silent_seconds > one.longest_seconds for one in late)
-        if late and late[0].order not in others and (is_patient or self._sight.is_quiet()):
+        are_overdue = all(one.is_overdue for one in late)
+        if late and late[0].order not in others and (are_overdue or self._sight.is_quiet()):
             return late
         if all(one.waits and (one.pulse.rank in waits or one.pulse.phase == MEETS) for one in known.values()):
             return _apart(known.values())
@@ -185,7 +185,8 @@ class PulseWatch:
         subject = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, ranks))} of {self._ranks}"
         what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
         kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
-        told = [f"nothing was heard for {first.silent_seconds:.1f} s of an idle machine, where {_told_limit(first)}"]
+        of_what = "" if first.rests else " of an idle machine"
+        told = [f"nothing was heard for {first.silent_seconds:.1f} s{of_what}, where {_told_limit(first)}"]
         told += [f"process {one.pulse.process} is {_state_told(one.state)}" for one in named if one.is_stopped]
         if everybody:
             told.append("all ranks wait for each other: no one is behind, so suspect what is between them")
@@ -227,7 +228,7 @@ def _apart(waiting: Collection[WatchedRank]) -> list[WatchedRank]:
 def _told_limit(seen: WatchedRank) -> str:
     median = seen.median_step_seconds
     steps = f", and a step takes {median:.3g} s" if median is not None else ""
-    at_rest = " of one that does nothing, as the system tells," if seen.rests and not seen.is_stopped else ""
+    at_rest = " of one that does nothing, as the system tells" if seen.rests and not seen.is_stopped else ""
     return f"{seen.limit_seconds:.1f} s is the limit{at_rest}{steps}"
 
 
