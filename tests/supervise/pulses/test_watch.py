@@ -3,129 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from runs import environment, wait_until
+from supervise.pulses.watched_ranks import HEALTH, LATE, MakeRanks, Ranks, comes_to_step
 
-from paceline.run.callbacks.callbacks import CallbackDecisions
-from paceline.run.loop import between_steps
-from paceline.run.loop.resume import Progress
-from paceline.run.loop.training import Training
-from paceline.run.survive.points import Points
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import AT_WORK, PHASES
+from paceline.spec.survive.phases import PHASES
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes import far, lookout
-from paceline.supervise.nodes.far import FarSight
-from paceline.supervise.nodes.lookout import Lookout, Scrutiny
+from paceline.supervise.nodes.lookout import Scrutiny
 from paceline.supervise.pulses import pulse as pulses
 from paceline.supervise.pulses import sight
-from paceline.supervise.pulses import watch as watching
-from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, Heart, Pulse, pulse_path, read_pulse, stack_path
-from paceline.supervise.pulses.sight import NearSight
-from paceline.supervise.pulses.silences import COMPUTING_FACTOR, HangLimits
+from paceline.supervise.pulses.pulse import Heart, read_pulse, stack_path
+from paceline.supervise.pulses.silences import COMPUTING_FACTOR
 from paceline.supervise.pulses.stacks import collective_in, main_thread
-from paceline.supervise.pulses.system import ThreadSeen, state_of, waits_in_kernel
-from paceline.supervise.pulses.watch import PulseWatch
+from paceline.supervise.pulses.system import ThreadSeen, state_of
 from paceline.supervise.supervisor import supervise_started
-
-HEALTH = HealthSpec(hang_factor=5.0, hang_minimum="2.0 s", hang_elsewhere="60.0 s")
-STEP_SECONDS = 0.1
-LATE = 20.0
-MakeRanks = Callable[..., "Ranks"]
-
-
-class Ranks:
-    """Pulses of ranks that this test writes, all of one process that sleeps, and a clock that this test moves.
-
-    With `nodes` so many supervisors look at them, and tell a coordinator what they see.
-    """
-
-    def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0, nodes: int = 0) -> None:
-        self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
-        self.beats, self.nodes = 0, list[Lookout]()
-        self.stands_in: dict[int, str] = {}  # by rank, the file of which its main thread is in a function
-        self.told: list[str] = []  # by nodes to their coordinator
-        self.early: dict[int, int] = {}  # processes of ranks that have no pulse yet
-        if not nodes:
-            self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", lambda: load, None, self.early.get)
-            return
-        limits = HangLimits.of(HEALTH)
-        self.blocks = [range(ranks)[at::nodes] for at in range(nodes)]  # neighbours stand apart, which must not matter
-        self.nodes = [Lookout(NearSight(folder, block, limits, self.early.get), block) for block in self.blocks]
-        self.sight = FarSight(self.hear, self.ask)
-        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", self.sight.load, self.sight)
-
-    def hear(self, message: Mapping[str, Any]) -> None:
-        for node in self.nodes:
-            node.attend(**message)
-
-    def ask(self, ranks: Collection[int], by_signal: bool) -> None:
-        for block, node in zip(self.blocks, self.nodes, strict=True):
-            node.ask([rank for rank in ranks if rank in block], by_signal)
-
-    def look(self, ended: Collection[int] = ()) -> watching.Suspect | None:
-        for number, node in enumerate(self.nodes):
-            for message in node.news(ended, self.now):
-                self.told.append(json.dumps(message))
-                self.sight.told(number, json.loads(self.told[-1]), self.now)
-        return self.watch.look(self.now, ended)
-
-    def beat(self, rank: int, phase: str, step: int) -> None:
-        self.beats += 1
-        content = bytearray(SIZE)
-        HEAD.pack_into(content, 0, self.process, 0)
-        BEAT.pack_into(content, HEAD.size, self.beats, step, PHASES.index(phase), int(self.now * 1e9))
-        STEP.pack_into(content, HEAD.size + BEAT.size, step, int(STEP_SECONDS * 1e9))
-        pulse_path(self.folder, rank).write_bytes(content)
-
-    def steps(self, count: int = 4) -> None:
-        """Take all ranks through some whole steps."""
-        for step in range(1, count + 1):
-            for rank in range(self.ranks):
-                self.beat(rank, "data", step)
-            self.pass_by(STEP_SECONDS * 3)
-
-    def pass_by(self, seconds: float) -> watching.Suspect | None:
-        """Let time pass in which the watch looks often; return its first suspect."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now += 0.25
-            if (found := self.look()) is not None:
-                return found
-        return None
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        wait_until(lambda: "nanosleep" in waits_in_kernel(process.pid))
-        yield process.pid
-        process.kill()
-
-
-@pytest.fixture(params=[0, 2], ids=["one machine", "two nodes"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> MakeRanks:
-    """Return what makes ranks, on one machine or on nodes that tell a coordinator of them."""
-
-    def made(load: float = 1.0) -> Ranks:
-        for module in (lookout, far):
-            monkeypatch.setattr(module, "programs_per_core", lambda: load)
-        return Ranks(tmp_path, sleeper, load=load, nodes=request.param)
-
-    return made
 
 
 def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(make: MakeRanks) -> None:
@@ -153,24 +56,6 @@ def test_survivors_that_wait_for_a_new_rank_before_a_step_are_not_to_blame(make:
     suspect = ranks.pass_by(LATE)
     assert suspect is not None and suspect.ranks == (2,)
     assert suspect.what == "rank 2 of 3 hung evaluating of step 4"
-
-
-class StillWaits(Exception):
-    """Nobody has come to the roll call so far."""
-
-
-def comes_to_step(ranks: Ranks, rank: int) -> None:
-    """Have a rank wait for its peers before step 5."""
-
-    def wait(step: int, joins: object, tell_wait: Callable[[], None]) -> None:
-        tell_wait()
-        raise StillWaits
-
-    points = Points(SimpleNamespace(beat=functools.partial(ranks.beat, rank)), None)  # type: ignore[arg-type]
-    calls = SimpleNamespace(come_to_step=wait)
-    own = SimpleNamespace(progress=Progress(4, 64), _meets_until=6, _points=points, _roll=calls, evaluate=0, save=0)
-    with pytest.raises(StillWaits):
-        Training._join_peers(own)  # type: ignore[arg-type]
 
 
 def test_one_that_is_stopped_is_named_wherever_it_is(make: MakeRanks) -> None:
@@ -248,144 +133,6 @@ def test_where_no_rank_is_behind_all_are_named(make: MakeRanks) -> None:
         ranks.beat(rank, "reduce", 5)
     suspect = ranks.pass_by(LATE)
     assert suspect is not None and suspect.ranks == (0, 1, 2) and "suspect what is between them" in suspect.because
-
-
-# ---- one that does nothing ------------------------------------------------------------------------------------------
-
-IN_TORCH = "/torch/distributed/c10d.py"
-PATIENT = HealthSpec(hang_factor=5.0, hang_minimum="30.0 s", hang_elsewhere="60.0 s")  # and hang_still as it is
-
-
-@pytest.fixture
-def patient(make: MakeRanks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Return ranks of which one that tells nothing counts as hung after half a minute, or after hang_still."""
-    monkeypatch.setattr(sys.modules[__name__], "HEALTH", PATIENT)
-    ranks = make()
-
-    def answer(seen: NearSight, pulse: Pulse, by_signal: bool) -> None:
-        if where := ranks.stands_in.get(pulse.rank):
-            with stack_path(ranks.folder, pulse.rank).open("a") as file:
-                file.write(f'Current thread 0x7f01 (most recent call first):\n  File "{where}", line 3 in all_gather\n')
-
-    monkeypatch.setattr(NearSight, "_ask", answer)
-    return ranks
-
-
-@pytest.mark.parametrize("phase", AT_WORK)
-def test_one_that_does_nothing_in_a_step_is_named_in_seconds(patient: Ranks, phase: str) -> None:
-    patient.steps()
-    for rank in range(3):
-        patient.beat(rank, "check" if rank != 1 else phase, 5)
-    assert patient.pass_by(PATIENT.hang_still * 0.9) is None
-    suspect = patient.pass_by(2.0)
-    assert suspect is not None and suspect.ranks == (1,) and suspect.evidence["limit_seconds"] == PATIENT.hang_still
-    assert "2.0 s is the limit of one that does nothing, as the system tells" in suspect.because
-
-
-def test_one_that_does_nothing_wants_no_core_however_loaded_the_machine_is(
-    make: MakeRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "HEALTH", PATIENT)
-    ranks = make(10.0)
-    ranks.steps()
-    for rank in range(3):
-        ranks.beat(rank, "check" if rank != 1 else "forward", 5)
-    suspect = ranks.pass_by(PATIENT.hang_still + 10.0 + 1.0)  # until it has answered, or could have
-    assert suspect is not None and suspect.ranks == (1,)
-
-
-def test_one_that_reads_data_or_makes_its_first_steps_may_wait_for_somebody(patient: Ranks) -> None:
-    for rank in range(3):
-        patient.beat(rank, "forward", 1)
-    assert patient.pass_by(PATIENT.hang_minimum) is None
-    patient.steps()
-    patient.beat(1, "data", 5)
-    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
-    assert patient.pass_by(LATE) is not None
-
-
-def test_one_that_rests_in_each_step_is_given_the_time_that_it_needs(patient: Ranks) -> None:
-    """Its objective asks a service, say, and waits in a lock for 1.5 s until a thread of it has the answer."""
-    patient.steps()
-    for step in range(5, 8):
-        for rank in range(3):
-            patient.beat(rank, "forward", step)
-        assert patient.pass_by(1.5) is None
-        for rank in range(3):
-            patient.beat(rank, "reduce", step)
-    for rank in range(3):
-        patient.beat(rank, "forward", 8)
-    assert patient.pass_by(1.5 * 2) is None, "twice as long as before"
-    assert patient.pass_by(LATE) is not None
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_one_in_a_collective_is_not_blamed_while_who_is_as_far_is_at_work(
-    patient: Ranks, works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights in shards are gathered in a pass: one waits there while another compiles something for half a minute."""
-    patient.steps()
-    compiles = os.getpid()
-    monkeypatch.setattr(sight, "cpu_seconds", lambda process: patient.now if process == compiles and works else 0.0)
-    sleeper = patient.process
-    for rank in range(3):
-        patient.process = compiles if rank == 1 and works else sleeper
-        patient.beat(rank, "forward", 5)
-        patient.stands_in[rank] = IN_TORCH if rank != 1 else "/home/me/model.py"
-    found = patient.pass_by(2 * PATIENT.hang_minimum - 10)
-    assert (found is None) if works else (found is not None and found.ranks == (1,))
-
-
-def test_ranks_that_wait_for_each_other_between_steps_are_named_in_seconds(patient: Ranks) -> None:
-    """Two wait for their peers before a step, and one has gone on into the step's reduction: nobody is behind."""
-    patient.steps()
-    for rank in (0, 1):
-        comes_to_step(patient, rank)
-    patient.beat(2, "reduce", 5)
-    patient.stands_in[2] = IN_TORCH
-    found = patient.pass_by(PATIENT.hang_minimum + 5)
-    assert found is not None and found.ranks == (2,) and "reducing gradients over the ranks of step 5" in found.what
-
-
-def test_a_callback_of_the_users_may_wait_for_somebody(patient: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is called behind an update, and draws a page or asks a service in a thread of its own."""
-    patient.steps()
-    points = Points(SimpleNamespace(beat=functools.partial(patient.beat, 1)), None)  # type: ignore[arg-type]
-    points.reached("update", 5)
-    for rank in (0, 2):
-        patient.beat(rank, "check", 5)
-
-    def asks(hook: str, moment: object) -> CallbackDecisions:
-        assert patient.pass_by(PATIENT.hang_minimum) is None
-        return CallbackDecisions()
-
-    calls = SimpleNamespace(has=lambda hook: True, at=asks)
-    own = SimpleNamespace(
-        _callbacks=calls, _points=points, brief=SimpleNamespace(steps=9), world=0, progress=Progress(4, 64),
-        _under=SimpleNamespace(built=0), _stopped=False,
-    )  # fmt: skip
-    monkeypatch.setattr(between_steps, "moment_of", lambda *given, **more: None)
-    Training._hook(own, "after_step", 5)  # type: ignore[arg-type]
-    suspect = patient.pass_by(PATIENT.hang_still + 2)
-    assert suspect is not None and suspect.ranks == (1,) and "updating the weights of step 5" in suspect.what
-
-
-def test_when_all_wait_for_peers_that_are_there_nobody_comes(patient: Ranks) -> None:
-    for rank in range(3):
-        comes_to_step(patient, rank)
-    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
-    found = patient.pass_by(5.0)
-    assert found is not None and found.ranks == (0, 1, 2) and "between two steps" in found.what
-
-
-def test_ranks_in_collectives_of_two_places_are_told_apart(patient: Ranks) -> None:
-    """Two evaluate and wait there for the third, which waits in a step: it is the one that is elsewhere."""
-    for rank in range(3):
-        patient.beat(rank, "evaluate" if rank != 2 else "reduce", 5 + (rank == 2))
-        patient.stands_in[rank] = IN_TORCH
-    assert patient.pass_by(PATIENT.hang_minimum * 0.9) is None
-    found = patient.pass_by(5.0)
-    assert found is not None and found.ranks == (2,) and "peers wait in all_gather" in found.because
 
 
 # ---- negative controls: what is slow is not hung --------------------------------------------------------------------

@@ -34,7 +34,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.fallen import Fallen, TakenOver, lost_with, moments_of, told_in_a_line, with_reason
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
-from paceline.supervise.again.mark_journal import HandedOn, mark_fault
+from paceline.supervise.again.mark_journal import HandedFaults, mark_fault
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
@@ -94,7 +94,7 @@ class Generations:
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
         self._spent, self._limits, self._notices = SpentSoFar(), limits or RunSpec(), notices
-        self._handed = HandedOn(lock.run_dir, redactor)
+        self._handed = HandedFaults(lock.run_dir, redactor)
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._is_stopped = machines.is_stopped
 

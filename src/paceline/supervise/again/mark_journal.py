@@ -1,7 +1,7 @@
 """Mark a run's journal with what its writer cannot tell: a fault that killed the writer, and the end of a start.
 
 A first rank that lives records a fault when it reads the supervisor's answer. Until then the supervisor alone knows of
-it, and tells it where that rank is lost before (`HandedOn`).
+it, and tells it where that rank is lost before (`HandedFaults`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HandedFault:
     length: int  # bytes of that start's file
 
 
-class HandedOn:
+class HandedFaults:
     """The faults of one run that are handed on."""
 
     def __init__(self, run_dir: Path, redactor: Redactor | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNKNOWN = "?"
-ESTABLISHED = "01"  # of a connection, in /proc/net/tcp
+ESTABLISHED = "01"  # of a connection, as the system's tables write it
 TREE_SECONDS = 0.5  # for which a look at all processes counts
 
 

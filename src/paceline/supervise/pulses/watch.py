@@ -190,6 +190,7 @@ class PulseWatch:
         told += [f"process {one.pulse.process} is {_state_told(one.state)}" for one in named if one.is_stopped]
         if everybody:
             told.append("all ranks wait for each other: no one is behind, so suspect what is between them")
+            told += _in_different(waits_in) if any(waits_in.values()) else []
         elif peers:
             told.append(f"its peers wait in {', '.join(sorted(peers))}")
         at = main_thread(stacks[pulse.rank])
@@ -223,6 +224,17 @@ def _apart(waiting: Collection[WatchedRank]) -> list[WatchedRank]:
     places = Counter(one.order for one in ranks)
     (most, _), *others = places.most_common()
     return [one for one in ranks if one.order != most] if others and len(ranks) == len(waiting) else ranks
+
+
+def _in_different(waits_in: Mapping[int, str]) -> list[str]:
+    """Return a sentence on the collectives that ranks wait in, by rank, where those are several."""
+    ranks: dict[str, list[str]] = {}
+    for rank, name in sorted(waits_in.items()):
+        ranks.setdefault(name or "no collective", []).append(str(rank))
+    each = [f"rank{'s' if len(those) > 1 else ''} {', '.join(those)} in {name}" for name, those in ranks.items()]
+    return (
+        [f"they wait in different collectives: {'; '.join(each)}"] if len(ranks) > 1 and any(waits_in.values()) else []
+    )
 
 
 def _told_limit(seen: WatchedRank) -> str:
