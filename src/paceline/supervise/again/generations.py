@@ -283,6 +283,8 @@ class Generations:
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
+        if left and crew.endings and not self._is_stopped() and outcome == Outcome(Requeue.exit_code):
+            called = self._machines.part_with(sorted(crew.endings))
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(
