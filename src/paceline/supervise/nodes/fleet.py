@@ -170,6 +170,8 @@ class Fleet:
             self.steps_down()
 
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
+        if any(member is each for each in self._parted):  # it may be asked to stop, which is not the run's
+            return
         if "error" in message:
             error = message["error"]
             leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
