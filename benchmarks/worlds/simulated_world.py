@@ -175,7 +175,7 @@ def pulses(found: Costs, ranks: int) -> None:
     nodes, steps = max(1, ranks // EACH), 20
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         beat = [functools.partial(write_pulse, Path(folder), rank) for rank in range(EACH)]
-        lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0)), range(EACH))
+        lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0, 2.0)), range(EACH))
         told: list[str] = []
 
         def attend(message: Mapping[str, Any]) -> None:

@@ -62,6 +62,15 @@ def test_what_less_work_for_a_slow_rank_brings_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
+def test_a_rank_that_hangs_is_found_and_one_that_takes_long_is_let_be(tmp_path: Path) -> None:
+    result, printed = run_script("costs/hangs.py", tmp_path, "--only", "locked")
+    (found,) = result["told"]["locked"]
+    assert found["hangs"] == 1 and found["detect"] >= found["limit_seconds"] and "| locked | " in printed
+    result, _ = run_script("costs/hangs.py", tmp_path, "--only", "calm", "--calm-steps", "110")
+    assert result["told"]["calm"][0]["hangs"] == 0 and result["told"]["calm"][0]["longest"] > 3.0
+
+
+@pytest.mark.deep
 def test_overhead_of_all_libraries_in_all_settings(tmp_path: Path) -> None:
     for library in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(library)

@@ -58,6 +58,7 @@ def test_what_is_near_in_letters_and_what_is_called_so_elsewhere_stay() -> None:
         ("run.seed=3", "task.seed"),
         ("task.warmup=3", "task.schedule.warmup"),
         ("run.wandb=true", "run.exports.wandb"),
+        ("run.checkpoints.every='5 steps'", "'run.checkpoint_every'"),  # 'task.samples.every' is called so
     ]:
         with pytest.raises(ConfigError) as caught:
             parse_spec("", "x.toml", [written])

@@ -101,3 +101,52 @@ def test_a_run_that_saved_nothing_and_lost_nothing_is_expected_to_lose_nothing()
     assert found.costs is not None and found.simulated is not None
     assert found.costs.kept == 1.0 and found.costs.every == pytest.approx(400 * STEP)
     assert found.simulated.goodput.mean > 0.9, "3 s of every 60 s, and half a step"
+
+
+def restarted(faults_every: float, steps: int, seed: int, down: float = 4.0, load: float = 2.0) -> list[Line]:
+    """Return the journal of a run that dies at random and that a launcher starts again, from the newest checkpoint."""
+    drawn, now, step, attempt, safe = random.Random(seed), 0.0, 0, 1, 0
+    lines: list[Line] = [{"kind": "run_started", "time": now, "attempt": attempt, "step": 0, "position": 0}]
+    strike = drawn.expovariate(1 / faults_every)
+    while step < steps:
+        if now + STEP > strike:
+            now, attempt, step = now + down, attempt + 1, safe
+            lines.append({"kind": "run_started", "time": now, "attempt": attempt, "step": safe, "position": safe})
+            now += load
+            strike = now + drawn.expovariate(1 / faults_every)
+            continue
+        now, step = now + STEP, step + 1
+        lines.append({"kind": "step", "time": now, "attempt": attempt, "step": step, "loss": 1.0, "weight": 1.0,
+                      "seconds": {"total": STEP, "data": 0.0, "forward_backward": STEP}})  # fmt: skip
+        if step % EVERY == 0:
+            now, safe = now + STALL, step
+            lines.append({"kind": "checkpoint", "time": now, "attempt": attempt, "step": step, "path": "x", "bytes": 1,
+                          "seconds": STALL, "stall_seconds": STALL})  # fmt: skip
+    return [*lines, {"kind": "run_ended", "time": now, "attempt": attempt, "status": "complete", "exit_code": 0}]
+
+
+def test_a_run_that_a_launcher_starts_again_has_its_simulated_goodput_too() -> None:
+    lines = restarted(60.0, 400, 3)
+    found, again = of(lines).goodput, sum(line["kind"] == "run_started" for line in lines) - 1
+    assert (found.faults, found.restarts) == (0, again) and again > 2
+    assert found.recovery_seconds == pytest.approx(6.0 * again) and found.other_seconds == pytest.approx(0.0)
+    assert found.costs is not None and found.costs.restart == pytest.approx(6.0) and found.costs.detection == 0.0
+    assert f"; {again} new starts, for which the simulator expects" in goodput_text(found)
+    runs = [of(restarted(100.0, 600, seed)).goodput for seed in range(40)]
+    kept = [(run, run.simulated.goodput) for run in runs if run.simulated is not None]
+    measured = [run.useful_seconds / run.exposed_seconds for run, _ in kept]
+    assert mean(measured) == pytest.approx(mean([found.mean for _, found in kept]), abs=0.02)
+
+
+def test_ends_that_were_asked_for_and_starts_of_a_call_are_no_new_starts() -> None:
+    lines = restarted(60.0, 400, 3)
+    second = next(at for at, line in enumerate(lines) if line.get("attempt") == 2)
+    asked = {"kind": "run_ended", "time": lines[second - 1]["time"], "attempt": 1, "status": "stopped", "exit_code": 0}
+    before = of(lines).goodput
+    assert of([*lines[:second], asked, *lines[second:]]).goodput.restarts == before.restarts - 1
+    at = lines[second]["step"]
+    recovery = {"kind": "recovery", "time": lines[second + 1]["time"], "attempt": 2, "generation": 2, "step": at,
+                "rung": "restart", "seconds": {"total": 7.0, "step": STEP}}  # fmt: skip
+    found = of([*lines[: second + 1], recovery, *lines[second + 1 :]]).goodput
+    assert (found.faults, found.restarts) == (1, before.restarts - 1)
+    assert found.recovery_seconds == pytest.approx(before.recovery_seconds)

@@ -195,7 +195,7 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
     sent: list[dict[str, Any]] = []
     wire: Any = SimpleNamespace(send=sent.append, address="127.0.0.1")
     agent = Agent(tmp_path, cast(Starter, SimpleNamespace(close=lambda: None)), 0, EACH, {})
-    limits = {"factor": 8.0, "minimum": 10.0, "elsewhere": 600.0}
+    limits = {"factor": 8.0, "minimum": 10.0, "elsewhere": 600.0, "still": 2.0}
     agent._do({"world": 1, "members": [[0, 1]], "files": {}, "limits": limits}, wire)
     agent._ranks.update({rank: rank for rank in range(EACH)})
 

@@ -25,7 +25,7 @@ from paceline.supervise.starting import Starter
 
 EACH = 8  # ranks of a node
 HEARD_BYTES = 120  # of a node, in all, of ranks that come and meet
-LIMITS = HangLimits(8.0, 10.0, 600.0)
+LIMITS = HangLimits(8.0, 10.0, 600.0, 2.0)
 
 
 def told_of_ranks_that_come(folder: Path, ranks: int) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn, cast
@@ -16,6 +19,7 @@ from paceline.errors import Requeue
 from paceline.lock import RunLock, take
 from paceline.session.closing import close_run
 from paceline.session.nodes.coordinate import _gather
+from paceline.session.nodes.while_waiting import looked_for
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.planned import PlannedRecord
@@ -24,9 +28,11 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.budget import BudgetSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.task import Task
+from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.again.fallen import Fallen
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
@@ -77,6 +83,56 @@ def test_a_limit_ends_the_wait_for_nodes_that_were_lost(
     assert fault["what"] == (error["what"] if error else fallen.called)
     assert f"1 device(s) are left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
     assert (ended["status"], ended["exit_code"], ended["step"], ended["error"]) == ("requeue", 75, 7, None)
+
+
+ENDS = {
+    "a notice": "the notice {folder}/ends has appeared",
+    "the hours": "the hours of run.when",
+    "the budget": "the budget of 1 device-hours is used up",
+}
+
+
+def ending(what: str, folder: Path) -> RunSpec:
+    """Return the options of a run that one thing ends which a rank would look for, were any there."""
+    if what == "a notice":
+        (folder / "ends").touch()
+        return RunSpec(nodes=NODES, recovery=RecoverySpec(min_devices=2, notice_file=str(folder / "ends")))
+    if what == "the hours":
+        hour = (time.localtime().tm_hour + 6) % 24
+        return RunSpec(nodes=NODES, when=WhenSpec(window=f"{hour:02}:00-{(hour + 1) % 24:02}:00"))
+    return RunSpec(nodes=NODES, budget=BudgetSpec(device_hours=1.0))
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_what_ends_a_run_ends_the_wait_for_nodes_that_were_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    run = ending(what, tmp_path)
+    (tmp_path / "journal").mkdir()
+    now = time.time()
+    begun = dataclasses.replace(started(), time=now - 7200, world_size=2)  # of two hours, on two devices
+    (tmp_path / "journal" / "0001.jsonl").write_bytes(
+        line_of(begun) + line_of(dataclasses.replace(step(7, 1.0), time=now))
+    )
+    with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
+        notices = functools.partial(looked_for, run, tmp_path)
+        one = Generations(
+            fleet_of(lock, server), BRIEF, lock, RecoverySpec(min_devices=2), lambda text: None, replan=no_plan,
+            limits=run, notices=notices,
+        )  # fmt: skip
+        monkeypatch.setattr(one, "_one", lambda *given: Fallen(Outcome(137, LOST), {}, False))
+        outcome = one.run()
+    assert outcome.exit_code == 75 and outcome.error is not None
+    assert ENDS[what].format(folder=tmp_path) in str(outcome.error["because"])
+
+
+@pytest.mark.parametrize("what", ["a notice", "the hours"])
+def test_what_ends_a_run_ends_the_wait_for_nodes_at_the_start(tmp_path: Path, what: str) -> None:
+    spec = Spec(task=Task(), cluster=ClusterSpec(), run=ending(what, tmp_path))
+    begun = take(tmp_path), socket.create_server(("127.0.0.1", 0)), pytest.raises(Requeue)
+    with begun[0] as lock, begun[1] as server, begun[2] as stopped:
+        _gather(spec, fleet_of(lock, server), None)
+    assert ENDS[what].format(folder=tmp_path) in stopped.value.because
 
 
 def test_a_time_limit_ends_the_wait_for_nodes_at_the_start(tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def _tell_held(say: Say, held: SideBySide) -> None:
     say("")
     say("\n".join(table_lines(rows)))
     say(
-        f"held     {held.run_dir}, which went on after {measured.faults} faults, simulated with its own costs: "
+        f"held     {held.run_dir}, which went on after {measured.faults + measured.restarts} interruptions, simulated "
+        f"with its own costs: "
         f"detection {format_seconds(costs.detection)}, restart {format_seconds(costs.restart)}, "
         f"restore {format_seconds(costs.restore)}; starting and other ({format_seconds(measured.other_seconds)}) apart"
     )

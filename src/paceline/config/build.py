@@ -288,8 +288,15 @@ def _typed(member: Option | ShapedTable | None, text: str, where: str) -> Any:
 
 
 def _unknown(table: ShapedTable, key: KeyPath, source: _Source) -> ConfigError:
-    """Return the error for a key that the table lacks, with a key of that name elsewhere, or the nearest one here."""
-    elsewhere = [dotted(other) for other in source.root.every_key() if other[-1] == key[-1]]
+    """Return the error for a key that the table lacks, with a key of that name elsewhere, or the nearest one here.
+
+    What is written in a table may stand above it with the table's name before it: `run.checkpoints.every` is
+    `run.checkpoint_every`.
+    """
+    joined = [(*key[:-2], f"{name}_{key[-1]}") for name in (key[-2], key[-2].removesuffix("s"))] if key[1:] else []
+    known = list(source.root.every_key())
+    elsewhere = [dotted(other) for other in joined if other in known]
+    elsewhere += [dotted(other) for other in known if other[-1] == key[-1]]
     return ConfigError(
         f"{source.where(key)}: unknown key '{dotted(key)}'",
         f"[{dotted(key[:-1])}] has no such option" if key[:-1] else "there is no such table",

@@ -97,7 +97,7 @@ def report_lines(summary: Summary, told: bool = False) -> list[str]:
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":
         lines.append(f"verify   {proof['text']}")
-    if summary.goodput.faults or summary.goodput.lost_seconds:
+    if summary.goodput.faults or summary.goodput.restarts or summary.goodput.lost_seconds:
         lines.append(f"goodput  {goodput_text(summary.goodput)}")
     lines += [f"advice   {advice_line(advice)}" for advice in summary.advice[:1]]
     lines += [f"budget   {left.text}" for left in summary.budgets]

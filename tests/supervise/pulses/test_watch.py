@@ -3,125 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from runs import environment, wait_until
+from supervise.pulses.watched_ranks import HEALTH, LATE, MakeRanks, Ranks, comes_to_step
 
-from paceline.run.loop.resume import Progress
-from paceline.run.loop.training import Training
-from paceline.run.survive.points import Points
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes import far, lookout
-from paceline.supervise.nodes.far import FarSight
-from paceline.supervise.nodes.lookout import Lookout, Scrutiny
+from paceline.supervise.nodes.lookout import Scrutiny
 from paceline.supervise.pulses import pulse as pulses
 from paceline.supervise.pulses import sight
-from paceline.supervise.pulses import watch as watching
-from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
-from paceline.supervise.pulses.sight import NearSight
-from paceline.supervise.pulses.silences import COMPUTING_FACTOR, HangLimits
+from paceline.supervise.pulses.pulse import Heart, read_pulse, stack_path
+from paceline.supervise.pulses.silences import COMPUTING_FACTOR
 from paceline.supervise.pulses.stacks import collective_in, main_thread
-from paceline.supervise.pulses.system import state_of
-from paceline.supervise.pulses.watch import PulseWatch
+from paceline.supervise.pulses.system import ThreadSeen, state_of
 from paceline.supervise.supervisor import supervise_started
-
-HEALTH = HealthSpec(hang_factor=5.0, hang_minimum="2.0 s", hang_elsewhere="60.0 s")
-STEP_SECONDS = 0.1
-LATE = 20.0
-MakeRanks = Callable[..., "Ranks"]
-
-
-class Ranks:
-    """Pulses of ranks that this test writes, all of one process that sleeps, and a clock that this test moves.
-
-    With `nodes` so many supervisors look at them, and tell a coordinator what they see.
-    """
-
-    def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0, nodes: int = 0) -> None:
-        self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
-        self.beats, self.nodes = 0, list[Lookout]()
-        self.told: list[str] = []  # by nodes to their coordinator
-        self.early: dict[int, int] = {}  # processes of ranks that have no pulse yet
-        if not nodes:
-            self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", lambda: load, None, self.early.get)
-            return
-        limits = HangLimits.of(HEALTH)
-        self.blocks = [range(ranks)[at::nodes] for at in range(nodes)]  # neighbours stand apart, which must not matter
-        self.nodes = [Lookout(NearSight(folder, block, limits, self.early.get), block) for block in self.blocks]
-        self.sight = FarSight(self.hear, self.ask)
-        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", self.sight.load, self.sight)
-
-    def hear(self, message: Mapping[str, Any]) -> None:
-        for node in self.nodes:
-            node.attend(**message)
-
-    def ask(self, ranks: Collection[int], by_signal: bool) -> None:
-        for block, node in zip(self.blocks, self.nodes, strict=True):
-            node.ask([rank for rank in ranks if rank in block], by_signal)
-
-    def look(self, ended: Collection[int] = ()) -> watching.Suspect | None:
-        for number, node in enumerate(self.nodes):
-            for message in node.news(ended, self.now):
-                self.told.append(json.dumps(message))
-                self.sight.told(number, json.loads(self.told[-1]), self.now)
-        return self.watch.look(self.now, ended)
-
-    def beat(self, rank: int, phase: str, step: int) -> None:
-        self.beats += 1
-        content = bytearray(SIZE)
-        HEAD.pack_into(content, 0, self.process, 0)
-        BEAT.pack_into(content, HEAD.size, self.beats, step, PHASES.index(phase), int(self.now * 1e9))
-        STEP.pack_into(content, HEAD.size + BEAT.size, step, int(STEP_SECONDS * 1e9))
-        pulse_path(self.folder, rank).write_bytes(content)
-
-    def steps(self, count: int = 4) -> None:
-        """Take all ranks through some whole steps."""
-        for step in range(1, count + 1):
-            for rank in range(self.ranks):
-                self.beat(rank, "data", step)
-            self.pass_by(STEP_SECONDS * 3)
-
-    def pass_by(self, seconds: float) -> watching.Suspect | None:
-        """Let time pass in which the watch looks often; return its first suspect."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now += 0.25
-            if (found := self.look()) is not None:
-                return found
-        return None
-
-
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process.pid
-        process.kill()
-
-
-@pytest.fixture(params=[0, 2], ids=["one machine", "two nodes"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> MakeRanks:
-    """Return what makes ranks, on one machine or on nodes that tell a coordinator of them."""
-
-    def made(load: float = 1.0) -> Ranks:
-        for module in (lookout, far):
-            monkeypatch.setattr(module, "programs_per_core", lambda: load)
-        return Ranks(tmp_path, sleeper, load=load, nodes=request.param)
-
-    return made
 
 
 def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(make: MakeRanks) -> None:
@@ -144,10 +51,7 @@ def test_survivors_that_wait_for_a_new_rank_before_a_step_are_not_to_blame(make:
         ranks.beat(rank, "load", 0)
     ranks.beat(2, "evaluate", 4)  # in its own loop, before it comes to step 5
     for rank in (0, 1):
-        points = Points(SimpleNamespace(beat=functools.partial(ranks.beat, rank)), None)  # type: ignore[arg-type]
-        calls = SimpleNamespace(come_to_step=lambda step, joins, tell_wait=lambda: None: tell_wait())
-        own = SimpleNamespace(progress=Progress(4, 64), _meets_until=6, _points=points, _roll=calls, evaluate=0, save=0)
-        Training._join_peers(own)  # type: ignore[arg-type]
+        comes_to_step(ranks, rank)
     assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
     suspect = ranks.pass_by(LATE)
     assert suspect is not None and suspect.ranks == (2,)
@@ -252,7 +156,9 @@ def test_the_first_steps_may_take_long(make: MakeRanks) -> None:
     assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
 
 
-def test_a_loaded_machine_is_no_hang(make: MakeRanks) -> None:
+def test_a_loaded_machine_is_no_hang(make: MakeRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks want cores, and are given none."""
+    monkeypatch.setattr(sight, "threads_of", lambda process: [ThreadSeen(process, "R", 1)])
     ranks = make(10.0)
     ranks.steps()
     for rank in range(3):

@@ -24,6 +24,7 @@ from paceline.run.record.own_counts import OwnCounts
 from paceline.run.record.remarks import damage_of_all, data_faults, remarks_on_batch
 from paceline.run.record.samples_read import ids_read
 from paceline.run.record.tally import EVALUATING, SAVING
+from paceline.run.survive.clouds.departing import departing, departure_of
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
@@ -99,6 +100,7 @@ class BetweenSteps(NextWorld):
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             self._stop_as_asked(step)
+            self._callbacks.unmark()
             return
         self._save_here(step, evaluates, last)
         self._done_step = step
@@ -235,7 +237,13 @@ class BetweenSteps(NextWorld):
             self._record.fault(what, because)
 
     def _stop_as_asked(self, step: int) -> None:
-        """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it."""
+        """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it.
+
+        Where the machine of some nodes alone is about to end, their ranks end, and the others are called away.
+        """
+        notice, asked = self._notices.of_this_machine(), self._stop.because
+        mine = departing(self.world, self.dir, notice, asked, stands_by=self._call is not None)
+        departure = departure_of(self.world.gather(mine), self.spec.run.recovery)
         # A signal may reach the ranks in different steps: whoever was asked knows why.
         because = self.world.first_told(self._stop.because) or "a rank was asked to stop"
         self._is_spent = self.world.maximum([float(self._notices.is_over)])[0] > 0
@@ -243,6 +251,10 @@ class BetweenSteps(NextWorld):
         self._hook("on_save", step)
         with self._stop.saving():
             path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+        if departure is not None and self.world.rank not in departure.ranks:
+            self._record.leaves(step, departure, path)
+            self._done_step, self._called_away = step, True
+            return
         self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
         if not self._is_spent:
             raise Requeue(because)
@@ -326,7 +338,8 @@ class BetweenSteps(NextWorld):
             return CallbackDecisions()
         steps = self.brief.steps
         moment = moment_of(self.world, step, steps, self.progress.position, self._under.built, **more)
-        found = self._callbacks.at(hook, moment)
+        with self._points.in_users_code():
+            found = self._callbacks.at(hook, moment)
         for name, numbers in found.logs:
             self._record.logged(step, name, numbers)
         if found.skip is not None:

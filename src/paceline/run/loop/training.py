@@ -260,6 +260,7 @@ class Training(BetweenSteps):
         if self.progress.step < self._meets_until:
             step, joins = self.progress.step, {"run.evaluate": self.evaluate, "run.save": self.save}
             self._roll.come_to_step(step, joins, lambda: self._points.waits(step + 1))
+            self._points.has_met(step + 1)
 
     def _update(self, batch: StepBatch) -> StepStats:
         self._join_peers()

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.supervise.pulses.system import ESTABLISHED
+
 TABLES = ("tcp", "tcp6")
-ESTABLISHED = "01"  # as the system's tables write it
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from paceline.run.process.world import World
 from paceline.run.record.clock_notes import begun_by_clock_here
 from paceline.run.record.decisions import TellsDecisions
 from paceline.run.record.sink import Sink
+from paceline.run.survive.clouds.departing import Departure
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.written_by import versions_here
@@ -250,6 +251,12 @@ class Recorder(TellsDecisions):
         """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", becomes, because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def leaves(self, step: int, departure: Departure, path: Path) -> None:
+        """Record that nodes leave the run after a step, and that the others go on; `path` is the newest checkpoint."""
+        evidence = {"step": step, "ranks": list(departure.ranks), "checkpoint": str(path)}
+        self._decided("nodes", "all of them", f"without {departure}", departure.because, evidence)
+        self.say(f"leaves   {departure} after step {step}: {departure.because}")
 
     def written(self, step: int, samples: SamplesSpec, texts: Sequence[str], seconds: float) -> None:
         """Record what the model wrote."""

@@ -89,6 +89,11 @@ class Notices:
             return because
         return self.because
 
+    def of_this_machine(self) -> str:
+        """Return what has announced the end of this machine, or "". A file is looked for at once, by any rank."""
+        file = self._run.recovery.notice_file
+        return self.because or (_file_says(Path(file)) if file else "")
+
     def take(self) -> list[DecisionRecord]:
         """Return the decisions since the last call: a budget of which a share is used up, a URL that tells nothing."""
         own = [self._decisions.popleft() for _ in range(len(self._decisions))]

@@ -5,12 +5,14 @@ Without a supervisor and without a plan of faults a point costs a note of where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.spec.journal.reading import starts_of
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.phases import MEETS
 from paceline.supervise.pulses.pulse import Heart, heart_here, listened_to
 
 if TYPE_CHECKING:
@@ -42,9 +44,29 @@ class Points:
 
     def waits(self, step: int) -> None:
         """Tell that this process waits for its peers before it makes a step. No fault strikes there."""
-        self.at = ("loop", step)
+        self._beats(MEETS, step)
+
+    def has_met(self, step: int) -> None:
+        """Tell that its peers have come, and that this process goes on to make the step."""
+        self._beats("loop", step)
+
+    @contextlib.contextmanager
+    def in_users_code(self) -> Iterator[None]:
+        """Tell while a block runs that this process is in code of the user's, of which nobody knows how long it takes.
+
+        No fault strikes there. Peers may wait for it meanwhile, as for one that is in its own loop.
+        """
+        before = self.at
+        self._beats("loop", before[1])
+        try:
+            yield
+        finally:
+            self._beats(*before)
+
+    def _beats(self, phase: str, step: int) -> None:
+        self.at = (phase, step)
         if self._heart is not None:
-            self._heart.beat("loop", step)
+            self._heart.beat(phase, step)
 
     def tell_also(self, told: SaysPoint) -> None:
         """Tell a further listener from now on where this process comes to: a trace."""

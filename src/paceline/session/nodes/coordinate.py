@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.handover import take_over
 from paceline.said import say_line
 from paceline.session.closing import close_run
+from paceline.session.nodes.while_waiting import looked_for
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
@@ -131,7 +133,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     ):
         generations = Generations(
             fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell,
-            spec.run,
+            spec.run, functools.partial(looked_for, spec.run, lock.run_dir),
         )  # fmt: skip
         alerts.outcome = generations.run(taken)
     return alerts.outcome
@@ -163,9 +165,14 @@ def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
     fleet.gather(lambda: 1, nodes.wait)
     before = {number for member in fleet.members.values() for number in of_runs(member.was.get("members", ()))}
     if not before:
-        fleet.gather(lambda: nodes.count, nodes.wait, lambda: waited.limit_reached(spec.run))
-        if len(fleet.members) < nodes.count and (because := waited.limit_reached(spec.run)):
-            raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
+        with looked_for(spec.run, run_directory(spec)) as notice:
+
+            def is_over() -> str:
+                return waited.limit_reached(spec.run) or notice()
+
+            fleet.gather(lambda: nodes.count, nodes.wait, is_over)
+            if len(fleet.members) < nodes.count and (because := is_over()):
+                raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
     elif _have_come(fleet, before - {gone}, min(nodes.lost_after, BACK_SECONDS)):
         _have_come(fleet, before, min(nodes.lost_after, LAST_SECONDS))
 

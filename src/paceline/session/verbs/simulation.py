@@ -28,7 +28,7 @@ SECONDS_PER_DAY = 86400.0
 class SideBySide:
     """A run that went on after faults, simulated from its own costs, beside what it took.
 
-    Both leave out what `measured.other_seconds` holds: starting, proving, and the time between starts.
+    Both leave out what `measured.other_seconds` holds: starting and proving, but for starts that follow a fault.
     """
 
     run_dir: Path

@@ -16,6 +16,11 @@ class HealthSpec(Declared, table="run.health"):
     hangs: bool = option(True, "look for ranks that hang, save the stacks of all, and end those that hang")
     hang_factor: float = option(8.0, "a rank hangs that stands still for so many median steps", above=1.0)
     hang_minimum: float = option(10.0, "and for so long at least", quantity="duration", above=0.0)
+    hang_still: float = option(
+        2.0, "instead of `hang_minimum`, of a rank that a signal has stopped, or that does nothing at all, as the "
+        "system tells, in the passes, the reduction or the update of a step",
+        quantity="duration", above=0.0,
+    )  # fmt: skip
     hang_elsewhere: float = option(
         600.0, "the same outside of steps (loading, saving, evaluating, the loop's own code) and before three steps",
         quantity="duration", above=0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 # In the order in which a process comes through them; a number in a heartbeat is a place in this list.
 PHASES = (
     "starting", "rendezvous", "load", "data", "loop", "forward", "backward", "reduce", "update", "check", "evaluate",
-    "save", "ended",
+    "save", "ended", "meet",
 )  # fmt: skip
 
 TOLD = {
@@ -22,6 +22,9 @@ TOLD = {
     "evaluate": "evaluating",
     "save": "saving a checkpoint",
     "ended": "after its last step",
+    "meet": "waiting for its peers between two steps",
 }
 
 IN_A_STEP = ("data", "forward", "backward", "reduce", "update")  # what every step does, so that its time is known
+AT_WORK = ("forward", "backward", "reduce", "update")  # and where a rank waits for nobody but its peers
+MEETS = "meet"  # whoever is there waits for those that are elsewhere

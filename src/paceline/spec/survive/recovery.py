@@ -16,6 +16,8 @@ NOTICE_SERVICES = {
     "azure": "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01",
 }
 
+LEAVE = "leave"  # of `on_notice`
+
 
 @dataclass(frozen=True)
 class RecoverySpec(Declared, table="run.recovery"):
@@ -71,6 +73,12 @@ class RecoverySpec(Declared, table="run.recovery"):
         "",
         "aws, gcp or azure, whose metadata service announces preemptions, or a URL that answers with status 200 and a"
         " text, not NONE or FALSE, as a preemption notice; asked on each node",
+    )
+    on_notice: str = option(
+        LEAVE,
+        "what the notice of one of several nodes does: after a checkpoint that node leaves, and the others go on as a "
+        "smaller world where min_devices are left (leave), or the whole run ends with 75 (stop)",
+        choices=(LEAVE, "stop"),
     )
 
     @property

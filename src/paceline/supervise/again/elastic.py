@@ -16,6 +16,7 @@ from typing import Protocol
 from paceline.errors import PacelineError
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.devices_file import DevicesFile
@@ -68,6 +69,17 @@ class Elastic:
     def usd_per_second(self) -> float:
         """What the world at hand costs; NaN where no price is known."""
         return self._brief.usd_per_second
+
+    @property
+    def record(self) -> PlannedRecord:
+        """What is on record of the plan at hand."""
+        return self._brief.record
+
+    @property
+    def devices_there(self) -> int:
+        """How many devices are there, or are taken to be."""
+        there = self._there()
+        return self._brief.plan.layout.devices if there is None else there
 
     def environ(self, folder: Path) -> dict[str, str]:
         """Return what the environment of a generation's ranks says of their plan, left in its folder."""

@@ -46,10 +46,18 @@ def lost_with(taken: TakenOver, what: str) -> RanksLost:
     return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", on_clock(taken.since))
 
 
-def moments_of(endings: list[Ending]) -> dict[str, float]:
-    """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
+def moments_of(endings: list[Ending], outcome: Outcome) -> dict[str, float]:
+    """Return when all processes were last seen to be well, and when the first of them was seen to have failed.
+
+    A rank that hung, or whose node fell silent, was well until then, however long it took to end it.
+    """
     failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
-    return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
+    told = (outcome.error or {}).get("time")
+    since = [told] if isinstance(told, float) else []
+    return {
+        "fault": min([*(ending.after for ending in failed), *since]),
+        "noticed": min(ending.by for ending in failed),
+    }
 
 
 def with_reason(outcome: Outcome, because: str) -> Outcome:

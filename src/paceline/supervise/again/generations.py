@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from paceline.patience import Patience
 from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.plan import Plan
@@ -33,7 +34,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.fallen import Fallen, TakenOver, lost_with, moments_of, told_in_a_line, with_reason
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
-from paceline.supervise.again.mark_journal import mark_fault
+from paceline.supervise.again.mark_journal import HandedFaults, mark_fault
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
@@ -56,6 +57,14 @@ ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few f
 KILL_SECONDS = 0.005  # that a killed process takes to end
 AGAIN = "start the same command again when they are there: it goes on from the newest checkpoint"
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
+# Given what was recorded of the plan at hand, and how many devices are held: yields what says why the run is to end.
+LooksForNotices = Callable[[PlannedRecord, int], contextlib.AbstractContextManager[Callable[[], str]]]
+
+
+@contextlib.contextmanager
+def nobody_looks(planned: PlannedRecord, devices: int) -> Iterator[Callable[[], str]]:
+    """Look for no notices while a block runs."""
+    yield lambda: ""
 
 
 class Generations:
@@ -73,17 +82,19 @@ class Generations:
         health: HealthSpec | None = None,
         tell: TellLost = told_to_nobody,
         limits: RunSpec | None = None,
+        notices: LooksForNotices = nobody_looks,
     ) -> None:
         """`replan` makes a plan for another number of devices, where a run may go on with one.
 
-        `tell` is told at once of ranks that are lost. `limits` are those of time and money, which count while no rank
-        is there that looks at them.
+        `tell` is told at once of ranks that are lost. `limits` are those of time and money, and `notices` looks for
+        what else ends a run: both count while devices are waited for, and no rank is there that looks.
         """
         self._machines, self._plan, self._lock = machines, brief.plan, lock
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
-        self._spent, self._limits = SpentSoFar(), limits or RunSpec()
+        self._spent, self._limits, self._notices = SpentSoFar(), limits or RunSpec(), notices
+        self._handed = HandedFaults(lock.run_dir, redactor)
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._is_stopped = machines.is_stopped
 
@@ -119,23 +130,23 @@ class Generations:
             if self._is_stopped() and not standing:  # while no rank was there that could be told
                 return Outcome(Requeue.exit_code)
             fallen = self._one(generation, standing)
-            outcome, because = fallen.outcome, "as many devices as there are now"
+            outcome, why = fallen.outcome, "as many devices as there are now"
             if not fallen.called:
                 if outcome.error is None or self._is_stopped() or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
-                because = verdict.because
+                why = verdict.because
                 if not verdict.goes_on:
-                    return self._end(with_reason(outcome, because))
+                    return self._end(with_reason(outcome, why))
                 self._say(f"recover  {told_in_a_line(outcome.error)}")
             while not self._elastic.next_plan():
                 self._say(f"recover  {self._elastic.because}")
-                if self._is_stopped() or not self._machines.wait_for(self._policy.min_devices, self._limit_reached):
-                    return self._end(self._given_up(fallen))
+                if because := self._waited():
+                    return self._end(self._given_up(fallen, because))
             following = self._after(generation, fallen)
             if following is None:
                 return self._end(outcome)
-            self._say(f"recover  generation {following.number} by {following.rung} ({because})")
+            self._say(f"recover  generation {following.number} by {following.rung} ({why})")
             generation, standing = following, fallen.standing
         return self._end(Outcome(Requeue.exit_code))
 
@@ -153,20 +164,31 @@ class Generations:
             self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
         return following
 
-    def _limit_reached(self) -> str:
-        return self._spent.limit_reached(self._limits)
+    def _waited(self) -> str:
+        """Wait for more devices, and return why nobody does any longer; "" when they are there."""
+        stopped = "it was asked to stop"
+        if self._is_stopped():
+            return stopped
+        with self._notices(self._elastic.record, self._elastic.devices_there) as notice:
 
-    def _given_up(self, fallen: Fallen) -> Outcome:
+            def is_over() -> str:
+                return self._spent.limit_reached(self._limits) or notice()
+
+            if self._machines.wait_for(self._policy.min_devices, is_over):
+                return ""
+            return is_over() or (stopped if self._is_stopped() else "no more have come")
+
+    def _given_up(self, fallen: Fallen, because: str) -> Outcome:
         """Return the outcome where too few devices are left, and nobody waits for more: it says why."""
-        stopped = "it was asked to stop" if self._is_stopped() else "no more have come"
         called = {"error": "WorkerDied", "what": fallen.called, "because": ""}
         error = {**(fallen.outcome.error or called), "try": AGAIN, "exit_code": Requeue.exit_code}
-        because = f"{self._elastic.because}, and {self._limit_reached() or stopped}"
-        return with_reason(Outcome(Requeue.exit_code, error), because)
+        return with_reason(Outcome(Requeue.exit_code, error), f"{self._elastic.because}, and {because}")
 
     def _end(self, outcome: Outcome) -> Outcome:
         """Have those that stand by end too, and return the outcome."""
         self._machines.dismiss()
+        with contextlib.suppress(OSError):
+            self._handed.settle(is_lost=True)
         return outcome
 
     # ---- one generation --------------------------------------------------------------------------------------------
@@ -259,8 +281,10 @@ class Generations:
         self._machines.rest()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {**moments_of(crew.ended()), "ended": passed_seconds()}
+        moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
+        if left and crew.endings and not self._is_stopped() and outcome == Outcome(Requeue.exit_code):
+            called = self._machines.part_with(sorted(crew.endings))
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(
@@ -298,9 +322,13 @@ class Generations:
     def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
         error: dict[str, object] = dict(fallen.outcome.error or {})
-        if error and 0 not in fallen.standing:  # whose journal it is
-            with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
+        is_lost = 0 not in fallen.standing  # whose journal it is
+        with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
+            self._handed.settle(is_lost)
+            if error and is_lost:
                 mark_fault(self._lock.run_dir, error, self._redactor)
+            elif error:
+                self._handed.hand(error)
         reached = reached_by(self._lock.run_dir).step
         try:
             number = self._lock.next_generation()

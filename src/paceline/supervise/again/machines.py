@@ -49,6 +49,12 @@ class RankHosts(Protocol):
     def changes(self) -> int | None:
         """Return another number once a process has ended, None where each is to be asked."""
 
+    def part_with(self, ranks: Collection[int]) -> str:
+        """Let the machines go whose ranks have saved and ended while others stand by; return which, "" where none is.
+
+        They count no more among those that are there.
+        """
+
     def devices(self) -> int | None:
         """Return how many devices are there now; None where that is not for the machines to say."""
 
@@ -130,6 +136,10 @@ class OneMachine:
     def unit(self) -> int:
         """One: a device may be lost by itself."""
         return 1
+
+    def part_with(self, ranks: Collection[int]) -> str:
+        """Return "": all ranks are of this machine."""
+        return ""
 
     def wait_for(self, devices: int, is_over: Callable[[], object]) -> bool:
         """Return False: no more devices will come than there are."""

@@ -132,6 +132,10 @@ class FarSight:
         if self._scrutiny is Scrutiny.EACH:
             self._attend(Scrutiny.LAST, self._load, self._load_told_at)
 
+    def is_quiet(self) -> bool:
+        """Return False: what goes over the net between machines may be delayed, and nobody sees that."""
+        return False
+
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, empty where it has not."""
         return self._stacks.get(rank, "")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import WorkerDied
+from paceline.errors import Requeue, WorkerDied
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import DecisionRecord
@@ -59,6 +59,7 @@ class Fleet:
         self._lock, self._say = lock, say
         self._folder, self._world = Path(), Path()
         self._ranks: dict[int, FarRank] = {}  # of this world
+        self._parted: list[Member] = []  # nodes that leave, whose links they will close
         self._in_world: list[int] = []  # nodes that the world was formed of
         self._blocks: dict[int, range] = {}  # and the ranks of each of them
         self._node_of: dict[int, int] = {}  # by rank
@@ -121,8 +122,28 @@ class Fleet:
             member.forget()
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
+    def part_with(self, ranks: Collection[int]) -> str:
+        """Have the nodes end whose ranks have left the world, and return which these are.
+
+        Their links are closed by them: what is told last would be lost with a link that is closed here.
+        """
+        numbers = sorted({self._ranks[rank].node for rank in ranks if rank in self._ranks} & self.members.keys())
+        for number in numbers:
+            member = self.members.pop(number)
+            self._parted.append(member)
+            member.standing = {}
+            member.link.send({"end": Requeue.exit_code, "error": None})
+            self._say(f"nodes    node {number} leaves the run")
+        self._in_world = [number for number in self._in_world if number not in numbers]
+        names = f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        return f"{names} left at a notice, with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
     def _lose(self, member: Member) -> None:
         """Note that a node is lost: its ranks count as ended."""
+        if any(member is each for each in self._parted):
+            self._links.drop(member)
+            member.lost()
+            return
         if self.members.get(member.number) is member:
             del self.members[member.number]
         its = {id(far) for far in member.processes.values()}
@@ -149,6 +170,8 @@ class Fleet:
             self.steps_down()
 
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
+        if any(member is each for each in self._parted):  # it may be asked to stop, which is not the run's
+            return
         if "error" in message:
             error = message["error"]
             leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age

@@ -11,9 +11,10 @@ from typing import Protocol
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.pulses.flight import ask_flight, read_flight
 from paceline.supervise.pulses.pulse import STACK_SIGNAL, Pulse, read_pulse, stack_path
+from paceline.supervise.pulses.rest import Rest, SystemView
 from paceline.supervise.pulses.silences import HangLimits, Overview, Silences, WatchedRank, overview_of
 from paceline.supervise.pulses.stacks import FLIGHT_MARK
-from paceline.supervise.pulses.system import cpu_seconds, state_of
+from paceline.supervise.pulses.system import cpu_seconds, queued_bytes, state_of, threads_of
 
 STARTING, STANDS_STILL = PHASES[0], "Tt"  # /proc: stopped by a signal, or by a debugger
 ProcessOf = Callable[[int], int | None]  # by rank
@@ -44,6 +45,9 @@ class Sight(Protocol):
     def leave(self) -> None:
         """Look no longer at each rank: none hangs after all."""
 
+    def is_quiet(self) -> bool:
+        """Return whether no message can be on its way between ranks since they were asked, as far as that is known."""
+
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives (`parted`); empty where it has not."""
 
@@ -60,10 +64,13 @@ class NearSight:
         """
         self._folder, self._ranks, self._process_of = folder, ranks, process_of
         self._stopped_early: dict[int, float] = {}  # since when such a rank was seen, by rank
+        view = SystemView(lambda process: threads_of(process), lambda process: cpu_seconds(process))
         self._silences = Silences(
-            limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process)
-        )
+            limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process),
+            lambda pulse, now: Rest(pulse.process, now, view),
+        )  # fmt: skip
         self._seen: dict[int, WatchedRank] = {}
+        self._nothing_queued = False
 
     def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
         """Return what the ranks show that have not ended."""
@@ -94,8 +101,16 @@ class NearSight:
             if rank in self._seen and not self._seen[rank].is_stopped:
                 self._ask(self._seen[rank].pulse, by_signal)
 
+        self._nothing_queued = False
+
     def leave(self) -> None:
         """Do nothing: a rank of this machine is asked once."""
+
+    def is_quiet(self) -> bool:
+        """Return whether no byte was under way between ranks at this look and the one before."""
+        before = self._nothing_queued
+        self._nothing_queued = queued_bytes({seen.pulse.process for seen in self._seen.values()}) == 0
+        return before and self._nothing_queued
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives; empty where it has not."""

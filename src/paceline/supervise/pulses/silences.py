@@ -1,26 +1,35 @@
 """Silences: for how long each rank of a machine has told nothing, and for how long it may. Torch-free.
 
 A rank is late that has told nothing for a multiple of the median step; where the machine is loaded, or the rank
-computes (a compiler, a collection of garbage), for longer. What a supervisor sees of its ranks is an overview, of the
-same size however many they are; overviews of several supervisors make one.
+computes (a compiler, a collection of garbage), for longer; where it does nothing at all (`rest.py`) and others can only
+wait for it, for less. What a supervisor sees of its ranks is an overview, of the same size however many they are;
+overviews of several supervisors make one.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import IN_A_STEP, PHASES
+from paceline.spec.survive.phases import AT_WORK, IN_A_STEP, MEETS, PHASES
 from paceline.supervise.pulses.pulse import Pulse
+from paceline.supervise.pulses.rest import Rest
 
 STEPS_KEPT = 64
 STEPS_NEEDED = 3  # before their median says anything
 COMPUTING = 0.5  # of the time, from which on a rank is taken to compute
 COMPUTING_FACTOR = 6.0  # times as long a rank may say nothing that computes
+REST_BEGINS = 0.4  # seconds of silence, by the clock, after which it is looked whether a process does anything
+LONGEST_REST_LOOK = 1.0  # seconds between two looks that count: who slept meanwhile saw nothing
+RESTS_FACTOR = 3.0  # times the longest rest that a step has had so far, a rank may be at rest in one
+MAY_WAIT = (*AT_WORK, "load", "check", "evaluate", "save")  # for a peer, in a collective
+BEHIND_ALL = (sys.maxsize, 0)  # for whom nobody waits
 BEFORE_THEY_MEET = PHASES[:2]  # starting, and waiting for the others
 STOPPED = "TtZX"  # states of /proc: stopped, traced, ended
 
@@ -32,22 +41,34 @@ class HangLimits:
     factor: float
     minimum: float  # seconds
     elsewhere: float  # seconds
+    still: float  # seconds, of one that does nothing
 
     @staticmethod
     def of(health: HealthSpec) -> HangLimits:
         """Return the limits of a spec."""
-        return HangLimits(health.hang_factor, health.hang_minimum, health.hang_elsewhere)
+        return HangLimits(health.hang_factor, health.hang_minimum, health.hang_elsewhere, health.hang_still)
 
 
 @dataclass(frozen=True)
 class WatchedRank:
-    """A rank as the supervisor of its machine sees it. Seconds of silence are those of an idle machine."""
+    """A rank as the supervisor of its machine sees it.
+
+    Seconds of silence are those of an idle machine; of one that does nothing, of the clock: it wants no core.
+    """
 
     pulse: Pulse
     state: str  # of its process, as the system names it
     silent_seconds: float
     limit_seconds: float
     median_step_seconds: float | None  # of the ranks of its machine
+    rests: bool = False  # whether the limit is that of one that does nothing, and both are of the clock
+    is_overdue: bool = False  # whether it has told nothing for longer than it may whatever it does
+    waits: bool = False  # whether it has done nothing for so long that it is one of those that wait, or hang
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """How far the rank is, for those that wait for it: nobody does for one that waits for its peers to come."""
+        return BEHIND_ALL if self.pulse.phase == MEETS else self.pulse.order
 
     @property
     def is_late(self) -> bool:
@@ -79,6 +100,7 @@ class Overview:
     last: tuple[int, int] | None = None  # how far the rank is that is furthest behind
     last_is_late: bool = False  # whether a rank is late that is no further than that
     stopped_is_late: bool = False  # whether one is that stands still by itself, wherever it is
+    waiting: int = 0  # ranks that do nothing, and have not for long, where ranks wait for their peers
 
     def told(self) -> dict[str, object]:
         """Return what another machine is told of it: what is not so by default."""
@@ -93,7 +115,12 @@ class Overview:
     @property
     def is_late(self) -> bool:
         """Whether a rank hangs as far as these ranks tell: others wait for the rank, or it stands still by itself."""
-        return self.last_is_late or self.stopped_is_late
+        return self.last_is_late or self.stopped_is_late or self.all_wait
+
+    @property
+    def all_wait(self) -> bool:
+        """Whether no rank does anything: none of them is behind, and yet nobody goes on."""
+        return 0 < self.ranks == self.waiting
 
 
 def together(overviews: Iterable[Overview]) -> Overview:
@@ -108,6 +135,7 @@ def together(overviews: Iterable[Overview]) -> Overview:
             last,
             late,
             found.stopped_is_late or one.stopped_is_late,
+            found.waiting + one.waiting,
         )
     return found
 
@@ -116,7 +144,12 @@ def overview_of(seen: Iterable[WatchedRank]) -> Overview:
     """Return what ranks show together."""
     return together(
         Overview(
-            1, one.pulse.phase not in BEFORE_THEY_MEET, one.pulse.order, one.is_late, one.is_late and one.is_stopped
+            1,
+            one.pulse.phase not in BEFORE_THEY_MEET,
+            one.order,
+            one.is_late,
+            one.is_late and one.is_stopped,
+            int(one.waits),
         )
         for one in seen
     )
@@ -126,8 +159,8 @@ def furthest_behind(seen: Iterable[WatchedRank]) -> list[WatchedRank]:
     """Return the ranks that are furthest behind and late, one that stands still by itself before all others."""
     ranks = sorted(seen, key=lambda one: one.pulse.rank)
     late = [one for one in ranks if one.is_late]
-    last = min((one.pulse.order for one in ranks), default=None)
-    return [one for one in late if one.is_stopped] or [one for one in late if one.pulse.order == last]
+    last = min((one.order for one in ranks), default=None)
+    return [one for one in late if one.is_stopped] or [one for one in late if one.order == last]
 
 
 @dataclass
@@ -140,16 +173,24 @@ class _Silence:
     still_seconds: float = 0.0  # without a look at which it ran: a debugger may hold it for a moment of a long phase
     cpu_before: float = 0.0
     clock_before: float = 0.0
+    in_a_step: bool = False
+    by_clock: float = 0.0  # as `seconds`, whatever the load is
+    rest: Rest | None = None  # since the silence is long enough to look
+    rest_seconds: float = 0.0  # by the clock
+    is_late: bool = False  # of its rest: the rank may be asked for its stacks
 
 
 class Silences:
     """The silences of the ranks of one machine."""
 
     def __init__(
-        self, limits: HangLimits, state: Callable[[Pulse], str], cpu_seconds: Callable[[Pulse], float]
-    ) -> None:
-        """`state` and `cpu_seconds` say of a rank's process what the system knows."""
-        self._limits, self._state, self._cpu_seconds = limits, state, cpu_seconds
+        self, limits: HangLimits, state: Callable[[Pulse], str], cpu_seconds: Callable[[Pulse], float],
+        rest: Callable[[Pulse, float], Rest] = lambda pulse, now: Rest(pulse.process, now),
+    ) -> None:  # fmt: skip
+        """`state`, `cpu_seconds` and `rest` (from a moment on) say of a rank's process what the system knows."""
+        self._limits, self._state, self._cpu_seconds, self._rest = limits, state, cpu_seconds, rest
+        self._noted = -math.inf
+        self._longest_rest = 0.0  # that a rank had in a step, and went on
         self._silences: dict[int, _Silence] = {}
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self._seen_steps: dict[int, int] = {}
@@ -159,35 +200,64 @@ class Silences:
         known = list(pulses)
         for gone in self._silences.keys() - {pulse.rank for pulse in known}:
             del self._silences[gone]
+        by_clock, self._noted = min(now - self._noted, LONGEST_REST_LOOK), now
         for pulse in known:
-            self._note(pulse, passed, now)
+            self._note(pulse, passed, by_clock, now)
         median = statistics.median(self._steps) if self._steps else None
         return {pulse.rank: self._seen(pulse, median, now) for pulse in known}
 
-    def _note(self, pulse: Pulse, passed: float, now: float) -> None:
-        """Add what has passed to a rank's silence, or end it."""
+    def _note(self, pulse: Pulse, passed: float, by_clock: float, now: float) -> None:
+        """Add what has passed, on an idle machine and by the clock, to a rank's silence, or end it."""
         silence, state = self._silences.get(pulse.rank), self._state(pulse)
         if silence is None or silence.beats != pulse.beats:
+            if silence is not None and silence.in_a_step:
+                self._longest_rest = max(self._longest_rest, silence.rest_seconds)
             silence = _Silence(pulse.beats, state, cpu_before=self._cpu_seconds(pulse), clock_before=now)
+            silence.in_a_step = pulse.phase in AT_WORK
             self._silences[pulse.rank] = silence
         else:
             stood_still = silence.state in STOPPED and state in STOPPED
             silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
             silence.seconds, silence.state = silence.seconds + passed, state
+            silence.by_clock += by_clock
+            if silence.by_clock >= REST_BEGINS and (pulse.phase in MAY_WAIT or state in STOPPED):
+                silence.rest = silence.rest or self._rest(pulse, now)
+                goes_on = silence.rest.goes_on(now, has_settled=silence.is_late)
+                silence.rest_seconds = silence.rest_seconds + by_clock if goes_on else 0.0
         if self._seen_steps.get(pulse.rank, 0) != pulse.steps_made:
             self._seen_steps[pulse.rank] = pulse.steps_made
             self._steps.append(pulse.step_seconds)
 
     def _seen(self, pulse: Pulse, median: float | None, now: float) -> WatchedRank:
-        silence = self._silences[pulse.rank]
+        silence, limits = self._silences[pulse.rank], self._limits
         seconds = silence.still_seconds if silence.state in STOPPED else silence.seconds
         seen = WatchedRank(pulse, silence.state, seconds, 0.0, median)
-        return replace(seen, limit_seconds=self._limit_seconds(seen, now))
+        longest, still = self._longest_seconds(seen, now), self._still_seconds(seen)
+        quiet = min(silence.by_clock, silence.rest_seconds + REST_BEGINS)
+        if seen.is_stopped:  # it may have told nothing for long before
+            quiet = silence.rest_seconds
+        silence.is_late = quiet > still
+        waits = pulse.phase == MEETS or (pulse.phase in MAY_WAIT and quiet > limits.minimum)
+        seen = replace(
+            seen, limit_seconds=longest, is_overdue=seconds > longest, waits=waits and seconds > limits.minimum
+        )
+        if silence.is_late and not seen.is_overdue:
+            return replace(seen, silent_seconds=quiet, limit_seconds=still, rests=True)
+        return seen
 
-    def _limit_seconds(self, seen: WatchedRank, now: float) -> float:
-        """Return for how long a rank may tell nothing where it is."""
-        limits, pulse = self._limits, seen.pulse
+    def _still_seconds(self, seen: WatchedRank) -> float:
+        """Return for how long a rank may do nothing where it is: for ever, if others may be at work for it."""
         if seen.is_stopped:
+            return self._limits.still
+        known, median = seen.pulse.steps_made >= STEPS_NEEDED, seen.median_step_seconds
+        if seen.pulse.phase not in AT_WORK or not known or median is None:
+            return math.inf
+        return max(self._limits.still, self._limits.factor * median, RESTS_FACTOR * self._longest_rest)
+
+    def _longest_seconds(self, seen: WatchedRank, now: float) -> float:
+        """Return for how long a rank may tell nothing where it is, whatever it does."""
+        limits, pulse = self._limits, seen.pulse
+        if seen.is_stopped or pulse.phase == MEETS:
             return limits.minimum
         if pulse.phase not in IN_A_STEP or pulse.steps_made < STEPS_NEEDED or seen.median_step_seconds is None:
             return limits.elsewhere

@@ -21,6 +21,7 @@ from paceline.errors import VerificationFailed
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.blame import leave_error
 from paceline.supervise.pulses.pulse import STACK_SIGNAL, stack_path
+from paceline.supervise.pulses.rest import ASLEEP, IDLE_SHARE, WAITS_FOR_A_DISK, WANTS_A_CORE
 from paceline.supervise.pulses.sight import ProcessOf
 from paceline.supervise.pulses.stacks import called_by, waits_in
 from paceline.supervise.pulses.system import ThreadSeen, cpu_seconds, threads_of
@@ -30,10 +31,6 @@ LOOK_SECONDS = 0.5  # between two looks
 LONGEST_LOOK_SECONDS = 2 * LOOK_SECONDS  # that count: a supervisor that slept saw nothing
 STILL_SECONDS = 10.0  # in which nothing has moved, before ranks are asked for their stacks
 SETTLED_SECONDS = 2.0  # and after they have answered
-# Of a core, that a rank uses which does nothing: threads of gloo look for messages a hundred times a second, for each
-# group one.
-IDLE_SHARE = 0.2
-ASLEEP, WANTS_A_CORE, WAITS_FOR_A_DISK = "S", "R", "D"  # states of /proc
 WHAT = "all {ranks} ranks wait for each other, and would for ever"
 TRY = (
     "have every rank make the same collectives in the same order: its number, its rows and its environment must not"

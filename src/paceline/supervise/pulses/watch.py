@@ -1,12 +1,14 @@
 """The watch: a supervisor looks at its ranks, finds the rank that hangs, and says how that is known.
 
 Of the ranks that are late (`silences.py`) those are to blame that are furthest behind: the others wait for them. Before
-anybody is blamed all ranks are asked for their stacks. Until a rank is late, the watch asks for nothing of a single
+anybody is blamed all ranks are asked for their stacks: who stands in a collective waits for others, and is not to blame
+while one of those is at work. Until a rank is late, the watch asks for nothing of a single
 one: what it sees has the same size however many ranks there are. Torch-free.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from paceline.errors import RankHung
 from paceline.patience import programs_per_core
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import TOLD
+from paceline.spec.survive.phases import MEETS, TOLD
 from paceline.supervise.blame import leave_error
 from paceline.supervise.pulses.flight import missing_from, reached
 from paceline.supervise.pulses.pulse import PULSE_FOLDER
@@ -29,9 +31,10 @@ from paceline.supervise.pulses.sight import (
     nobody_knows,
 )
 from paceline.supervise.pulses.silences import HangLimits, WatchedRank, furthest_behind
-from paceline.supervise.pulses.stacks import collective_in, main_thread, parted, save_stacks
+from paceline.supervise.pulses.stacks import FLIGHT_MARK, collective_in, main_thread, parted, save_stacks
 
-STACKS_SECONDS = 1.0  # to write them, on a machine with free cores
+STACKS_SECONDS = 1.0  # at most, to write them, on a machine with free cores
+AGAIN_SECONDS = 5.0  # after which stacks are too old to blame anybody
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,40 @@ class PulseWatch:
             still = [rank for rank, before in self._unanswered.items() if self._sight.stack(rank) == before]
             self._unanswered = {}
             self._sight.ask(still, by_signal=True)
-        if now - self._asked < STACKS_SECONDS * load:
-            return None
         known = self._sight.closely()
-        behind = furthest_behind(known.values()) if len(known) == self._ranks or not are_all_seen else []
+        if now - self._asked < STACKS_SECONDS * load and not self._have_answered(known):
+            return None
+        behind = self._to_blame(known) if len(known) == self._ranks or not are_all_seen else []
         if not are_all_seen:  # some have no pulse: they import, or have left a world and wait to meet who is stopped
             behind = [one for one in behind if one.is_stopped]
+        if not behind and now - self._asked >= AGAIN_SECONDS * load:
+            self._asked = None
         return self._blamed(known, behind, now) if behind else None
+
+    def _have_answered(self, known: Mapping[int, WatchedRank]) -> bool:
+        """Return whether all ranks have written what they were asked for that can, where that is known before long."""
+        return len(known) == self._ranks == len(self._unanswered) and all(
+            seen.is_stopped or (FLIGHT_MARK in (told := self._sight.stack(rank)) and told != self._unanswered[rank])
+            for rank, seen in known.items()
+        )
+
+    def _to_blame(self, known: Mapping[int, WatchedRank]) -> list[WatchedRank]:
+        """Return the ranks that hang: those that are late, and for which others wait.
+
+        One that stands in a collective waits itself. Where all that are as far do, it is their common silence, or that
+        of a message between them, that counts: between machines, or where messages go, for as long as if they worked.
+        """
+        late = furthest_behind(known.values())
+        waits = {rank for rank in known if collective_in(parted(self._sight.stack(rank))[0])}
+        if named := [one for one in late if one.is_stopped or one.pulse.rank not in waits]:
+            return named
+        others = {one.order for one in known.values() if not one.is_late}
+        are_overdue = all(one.is_overdue for one in late)
+        if late and late[0].order not in others and (are_overdue or self._sight.is_quiet()):
+            return late
+        if all(one.waits and (one.pulse.rank in waits or one.pulse.phase == MEETS) for one in known.values()):
+            return _apart(known.values())
+        return []
 
     def tell(self, suspect: Suspect) -> None:
         """Leave what is known of ranks that hang as their errors, where the supervisor looks for the first failure.
@@ -155,10 +185,12 @@ class PulseWatch:
         subject = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, ranks))} of {self._ranks}"
         what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
         kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
-        told = [f"nothing was heard for {first.silent_seconds:.1f} s of an idle machine, where {_told_limit(first)}"]
+        of_what = "" if first.rests else " of an idle machine"
+        told = [f"nothing was heard for {first.silent_seconds:.1f} s{of_what}, where {_told_limit(first)}"]
         told += [f"process {one.pulse.process} is {_state_told(one.state)}" for one in named if one.is_stopped]
         if everybody:
             told.append("all ranks wait for each other: no one is behind, so suspect what is between them")
+            told += _in_different(waits_in) if any(waits_in.values()) else []
         elif peers:
             told.append(f"its peers wait in {', '.join(sorted(peers))}")
         at = main_thread(stacks[pulse.rank])
@@ -183,10 +215,33 @@ class PulseWatch:
         return Suspect(ranks, what, "; ".join(told), passed_seconds() - (now - pulse.since), evidence)
 
 
+def _apart(waiting: Collection[WatchedRank]) -> list[WatchedRank]:
+    """Return those of ranks that wait for each other which are elsewhere than most; all, where none are.
+
+    Who waits between two steps for its peers to come is where it should be.
+    """
+    ranks = [one for one in waiting if one.pulse.phase != MEETS] or list(waiting)
+    places = Counter(one.order for one in ranks)
+    (most, _), *others = places.most_common()
+    return [one for one in ranks if one.order != most] if others and len(ranks) == len(waiting) else ranks
+
+
+def _in_different(waits_in: Mapping[int, str]) -> list[str]:
+    """Return a sentence on the collectives that ranks wait in, by rank, where those are several."""
+    ranks: dict[str, list[str]] = {}
+    for rank, name in sorted(waits_in.items()):
+        ranks.setdefault(name or "no collective", []).append(str(rank))
+    each = [f"rank{'s' if len(those) > 1 else ''} {', '.join(those)} in {name}" for name, those in ranks.items()]
+    return (
+        [f"they wait in different collectives: {'; '.join(each)}"] if len(ranks) > 1 and any(waits_in.values()) else []
+    )
+
+
 def _told_limit(seen: WatchedRank) -> str:
     median = seen.median_step_seconds
     steps = f", and a step takes {median:.3g} s" if median is not None else ""
-    return f"{seen.limit_seconds:.1f} s is the limit{steps}"
+    at_rest = " of one that does nothing, as the system tells" if seen.rests and not seen.is_stopped else ""
+    return f"{seen.limit_seconds:.1f} s is the limit{at_rest}{steps}"
 
 
 def _state_told(state: str) -> str:

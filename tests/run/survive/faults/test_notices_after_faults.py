@@ -35,7 +35,8 @@ STORIES = [
     Story("limit", TWO, [{"kind": "stop", "step": 3, "rank": 0, "seconds": "2500 ms"},
                          {"kind": "error", "step": 4, "everywhere": True},
                          {"kind": "stop", "step": 6, "rank": 0, "seconds": "2500 ms"}],
-          {**OFTEN, "time_limit": "4 s", "health": {"hang_minimum": "30 s"}}, STEPS, how=SURVIVES),
+          {**OFTEN, "time_limit": "4 s", "health": {"hang_minimum": "30 s", "hang_still": "30 s"}}, STEPS,
+          how=SURVIVES),
 ]  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""Rest: whether a process does nothing at all, by what the system says of it. Torch-free.
+
+A rank that is slow computes, wants a core, waits for a disk, or waits for the answer of somebody: a service, a child, a
+program at the other end of a pipe. One that hangs on a lock, in a sleep or in a collective does none of that: its main
+thread sleeps and is given no core. That is seen in a moment, whatever a step takes and however loaded the machine is,
+and says far more than silence. Who polls for what never comes is given cores: it is not at rest by this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from paceline.supervise.pulses.system import (
+    ProcessTree,
+    ThreadSeen,
+    cpu_seconds,
+    state_of,
+    threads_of,
+    waits_in_kernel,
+)
+
+ASLEEP, STOPPED, WANTS_A_CORE, WAITS_FOR_A_DISK = "S", "T", "R", "D"  # states of /proc
+# Of a core, that a process uses which does nothing: threads of gloo look for messages a hundred times a second, for
+# each group one.
+IDLE_SHARE = 0.2
+TICK_SECONDS = 0.05  # of computing that may be of before the look: the system counts in hundredths of a second
+# Where a thread sleeps in Linux that waits for no answer, as parts of the names of functions: a lock or an event, a
+# pause, a signal. Elsewhere (poll, recv, pipe_read, do_wait, a driver, or no name) somebody else may be at work for it.
+FOR_NOBODY = ("futex", "nanosleep", "pause", "signal")
+
+
+@dataclass(frozen=True)
+class SystemView:
+    """What the system knows of processes, each by its number."""
+
+    threads: Callable[[int], Sequence[ThreadSeen]] = threads_of
+    cpu_seconds: Callable[[int], float] = cpu_seconds
+    sleeps_in: Callable[[int], str] = waits_in_kernel
+    state: Callable[[int], str] = state_of
+    below: Callable[[int], Collection[int]] = field(default_factory=lambda: ProcessTree().below)
+
+
+@dataclass
+class Rest:
+    """Looks at one process from look to look, from now on."""
+
+    process: int
+    now: float  # seconds of the monotonic clock
+    view: SystemView = field(default_factory=SystemView)
+
+    def __post_init__(self) -> None:
+        self._began, self._cpu = self.now, self.view.cpu_seconds(self.process)
+        self._switches, self._wanted = -1, set[int]()
+
+    def goes_on(self, now: float, has_settled: bool = False) -> bool:
+        """Return whether the process has done nothing since the look before; False at the first one.
+
+        After one that is False the rest begins anew. Of one that `has_settled` stacks may have been asked since, and to
+        be woken for that is no work: it has to do no more than its threads do anyway.
+        """
+        threads = self.view.threads(self.process)
+        main = next((each for each in threads if each.number == self.process), None)
+        wanted = {each.number for each in threads if each.state == WANTS_A_CORE}
+        is_at_rest = (
+            main is not None
+            and main.state in (ASLEEP, STOPPED)
+            and (main.switches == self._switches or (has_settled and self._switches >= 0))
+            and not wanted & self._wanted  # a thread that looks for messages is met so once, and not twice
+            and all(each.state != WAITS_FOR_A_DISK for each in threads)
+            and any(part in self.view.sleeps_in(self.process) for part in FOR_NOBODY)
+        )
+        spent = self.view.cpu_seconds(self.process)
+        is_at_rest &= spent - self._cpu <= IDLE_SHARE * (now - self._began) + TICK_SECONDS
+        if is_at_rest:  # what costs most to know is asked last: what others do for it, as a compiler
+            below = map(self.view.state, self.view.below(self.process))
+            is_at_rest = all(state not in (WANTS_A_CORE, WAITS_FOR_A_DISK) for state in below)
+        self._wanted, self._switches = wanted, main.switches if main is not None else -1
+        if not is_at_rest:
+            self._began, self._cpu = now, spent
+        return is_at_rest

@@ -1,0 +1,105 @@
+"""Who does nothing, by what the system says: real processes that wait, each in another way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from runs import wait_until
+
+from paceline.supervise.pulses import rest
+from paceline.supervise.pulses.rest import ASLEEP, Rest, SystemView
+from paceline.supervise.pulses.system import ProcessTree, ThreadSeen, queued_bytes, state_of
+
+SAYS = "print(flush=True); "
+LOCKED = f"import threading; {SAYS}threading.Event().wait()"
+SLEEPS = f"import time; {SAYS}time.sleep(1000)"
+PAUSES = f"import signal; {SAYS}signal.pause()"
+POLLS = f"import time; {SAYS}\nwhile True: time.sleep(0.001)"
+READS = f"import socket; a, b = socket.socketpair(); {SAYS}b.recv(1)"
+COMPUTES = f"{SAYS}\nwhile True: pass"
+COMPILES = (  # as torch does, in a process of its own, for which the main thread waits in a lock
+    "import subprocess, sys, threading\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True)\\nwhile True: pass'], stdout=subprocess.PIPE)\n"
+    f"child.stdout.readline(); {SAYS}threading.Event().wait()"
+)
+
+
+@contextlib.contextmanager
+def running(program: str) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            for each in (*ProcessTree().below(process.pid), process.pid):
+                subprocess.run(["kill", "-9", str(each)], check=False)
+
+
+def looks(process: int, count: int = 12) -> list[bool]:
+    """Return what so many looks say, between which the process has had the time to show what it does."""
+    seen = Rest(process, 0.0)
+    found = []
+    for at in range(count):
+        time.sleep(0.05)  # what it does meanwhile is the question
+        found.append(seen.goes_on(0.05 * (at + 1)))
+    return found
+
+
+@pytest.mark.parametrize("program", [LOCKED, SLEEPS, PAUSES])
+def test_one_that_waits_for_nobody_rests_from_the_second_look_on(program: str) -> None:
+    with running(program) as process:
+        wait_until(lambda: state_of(process) == ASLEEP)
+        assert all(looks(process)[2:]), "the first look, or one more until it has come to its wait, may see it move"
+
+
+@pytest.mark.parametrize("program", [POLLS, READS, COMPUTES, COMPILES])
+def test_one_for_whom_somebody_may_be_at_work_does_not_rest(program: str) -> None:
+    with running(program) as process:
+        found = looks(process)
+        assert not any(found[at] and found[at + 1] for at in range(len(found) - 1)), found
+
+
+def view(threads: list[ThreadSeen], cpu: float = 0.0) -> SystemView:
+    return SystemView(lambda _: threads, lambda _: cpu, lambda _: "futex_do_wait", lambda _: "S", lambda _: [])
+
+
+def test_one_that_wants_a_core_and_gets_none_does_not_rest() -> None:
+    """On a loaded machine: a thread of a backward pass has the work, and the main one sleeps until it is done."""
+    threads = [ThreadSeen(1, "S", 5), ThreadSeen(2, "R", 9)]
+    seen = Rest(1, 0.0, view(threads))
+    assert [seen.goes_on(at) for at in (0.2, 0.4, 0.6)] == [False, False, False]
+    seen.view = view([ThreadSeen(1, "S", 5), ThreadSeen(2, "S", 9)])
+    assert seen.goes_on(0.8)
+    seen.view = view([ThreadSeen(1, "S", 5), ThreadSeen(2, "D", 9)])
+    assert not seen.goes_on(1.0), "it waits for a disk"
+
+
+def test_one_that_was_asked_for_its_stacks_is_woken_by_that_and_rests_on() -> None:
+    seen = Rest(1, 0.0, view([ThreadSeen(1, "S", 5)]))
+    assert [seen.goes_on(0.2), seen.goes_on(0.4)] == [False, True]
+    seen.view = view([ThreadSeen(1, "S", 6)])
+    assert seen.goes_on(0.6, has_settled=True)
+    seen.view = view([ThreadSeen(1, "S", 7)])
+    assert not seen.goes_on(0.8)
+    seen.view = view([ThreadSeen(1, "S", 7)], cpu=10 * rest.TICK_SECONDS)
+    assert not seen.goes_on(1.0, has_settled=True), "it computes"
+
+
+def test_what_is_under_way_between_processes_is_counted_until_it_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        with theirs:
+            assert queued_bytes([os.getpid()]) == 0
+            ours.sendall(b"12345")
+            wait_until(lambda: queued_bytes([os.getpid()]) == 5)
+            theirs.recv(5)
+            wait_until(lambda: queued_bytes([os.getpid()]) == 0)
+    assert queued_bytes([2**31 - 1]) is None, "of a process that is not there nobody knows it"

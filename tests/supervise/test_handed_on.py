@@ -1,0 +1,75 @@
+"""A fault that is handed to the first rank for its journal, where that rank is lost before it could write."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from observe.alerts.alert_journals import started, step
+from tests_shared import plan_of
+
+from paceline.lock import take
+from paceline.spec.journal.kinds import FaultRecord
+from paceline.spec.journal.line import line_of
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.machines import RankHosts
+from paceline.supervise.blame import Outcome
+from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.generation import RESTARTED, Generation
+
+BRIEF = Brief(
+    plan_of(Layout(dp_shard=2), batch=6), 100, 1, "tokens", "cpu", 1, 1.0, 3.0, 1.0, math.nan, PlannedRecord()
+)
+STANDS = {0: SimpleNamespace(held=SimpleNamespace(step=0, changed="", digest="", kind="", agreed_step=0))}
+
+
+def died(rank: int) -> dict[str, object]:
+    what = f"rank {rank} of 2 was ended by SIGKILL"
+    return {"error": "WorkerDied", "what": what, "because": "from outside", "try": "look", "rank": rank}
+
+
+@pytest.mark.parametrize("tells", ["neither", "the first", "both", "in a new start"])
+def test_each_fault_is_told_once_whoever_lives_to_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str
+) -> None:
+    """Rank 1 is killed twice, and rank 0 after that: before it has read the answer, after one, after both."""
+    (tmp_path / "journal").mkdir()
+    first = tmp_path / "journal" / "0001.jsonl"
+    # An equal fault of before is another one.
+    first.write_bytes(line_of(started()) + line_of(FaultRecord(died(1)["what"], "from outside", 1)))  # type: ignore[arg-type]
+    worlds = 0
+
+    def fallen(generation: Generation, standing: object) -> Fallen:
+        nonlocal worlds
+        worlds += 1
+        if (tells == "both" and worlds in (2, 3)) or (tells == "the first" and worlds == 2):
+            with first.open("ab") as file:
+                record = FaultRecord(generation.fault["what"], generation.fault["because"], generation.fault["rank"])
+                file.write(line_of(record) + line_of(step(worlds, 1.0)))
+        if tells == "in a new start" and worlds == 3:
+            told = b"".join(line_of(FaultRecord(died(1)["what"], "from outside", 1)) for _ in range(2))  # type: ignore[arg-type]
+            (tmp_path / "journal" / "0002.jsonl").write_bytes(line_of(started()) + told)
+        if worlds <= 2:
+            return Fallen(Outcome(137, died(1)), {}, False, STANDS)  # type: ignore[arg-type]
+        return Fallen(Outcome(137, died(0)), {}, False) if worlds == 3 else Fallen(Outcome(0), {}, False)
+
+    with take(tmp_path) as lock:
+        machines = SimpleNamespace(
+            devices=lambda: 2, is_stopped=lambda: False, rung=lambda: RESTARTED, dismiss=lambda: None,
+            open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
+        )  # fmt: skip
+        one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
+        monkeypatch.setattr(one, "_one", fallen)
+        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds",
+                            lambda *given: SimpleNamespace(step=None, because=""))  # fmt: skip
+        assert one.run() == Outcome(0)
+    told = [record["what"] for record in read_journal(tmp_path) if record["kind"] == "fault"]
+    assert told == [died(1)["what"]] * 3 + [died(0)["what"]]
