@@ -85,6 +85,7 @@ class Generations:
         self._health, self._tell, self._crew = health, tell, Crew()
         self._spent, self._limits = SpentSoFar(), limits or RunSpec()
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
+        self._needed: Collection[int] = ()  # survivors that hold what the next world is made of
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -190,7 +191,7 @@ class Generations:
         ranks = self._plan.layout.devices
         pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir, self._crew.process_of)
         told |= pulses.for_ranks() if pulses else {}
-        seats = self._machines.seats(standing, ranks)
+        seats = self._machines.seats(standing, ranks, self._needed)
         for rank, place in enumerate(self._machines.places(folder, ranks)):
             if rank in seats:
                 answers[seats[rank]] = {"place": {**place, **told}, "generation": generation.number}
@@ -272,12 +273,16 @@ class Generations:
         anything, when it is known which rank failed first, and its peers have had a moment. It also calls the ranks
         where the run is to go on with more devices.
         """
-        crew, peers, call = self._crew, Patience(float("inf")), folder / CALL_NAME
+        crew, peers, call, is_left = self._crew, Patience(float("inf")), folder / CALL_NAME, False
         if not self._policy.may_go_on:
             return lambda: False
 
         def settled() -> bool:
-            nonlocal peers
+            nonlocal peers, is_left
+            if not crew.has_failed and crew.endings and standing():
+                if is_left:  # since the look before: who has died is known by now
+                    crew.left_early()
+                is_left = True
             if not crew.has_failed:
                 self._elastic.prepare(self._machines.unit, lambda: reached_by(self._lock.run_dir).made)
                 may_grow = self._policy.reform and not call.exists()
@@ -309,9 +314,11 @@ class Generations:
         set_aside_unfinished(self._lock.run_dir)
         on_disk = self._newest_on_disk()
         holders = {rank: each.held for rank, each in fallen.standing.items()}
-        left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
-        held = left.step
         self._plan, decisions = self._elastic.take(self._say)
+        left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
+        self._needed = left.one_of_each
+        left = left.brought_by(self._machines.seated(holders, self._plan.layout.devices, self._needed))
+        held = left.step
         decisions = (*self._untold(before), *decisions)
         kept = None if held is not None else self._held_in_memory(on_disk)
         if left.because:

@@ -7,8 +7,8 @@ nothing could tell that later; so what survivors hold is held to the comparisons
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from paceline.spec.plan import Plan
 from paceline.supervise.again.held_state import AGREED, DUE, HeldState
@@ -19,10 +19,29 @@ class LeftState:
     """The last step after which survivors hold the whole state, None where they do not, or where it cannot be used.
 
     `because` says why not; or, where there is a step, what is not used, and what of it was compared with nothing.
+    `holders` are, for each part of that state, the ranks that hold it.
     """
 
     step: int | None
     because: str = ""
+    holders: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def one_of_each(self) -> frozenset[int]:
+        """Ranks that hold the whole state between them, one for each part."""
+        return frozenset(min(ranks) for ranks in self.holders)
+
+    def brought_by(self, seated: Collection[int]) -> LeftState:
+        """Return what of it a next world has in which `seated` go on: the state where they hold the whole of it.
+
+        A world may have fewer ranks than there are survivors, and who has no rank there brings nothing.
+        """
+        if self.step is None or all(not set(ranks).isdisjoint(seated) for ranks in self.holders):
+            return self
+        parts = len(self.holders)
+        missing = sum(set(ranks).isdisjoint(seated) for ranks in self.holders)
+        because = f"{len(seated)} of the ranks go on, which do not hold {missing} of the {parts} parts of the state"
+        return LeftState(None, "; ".join(filter(None, (self.because, f"{because} after step {self.step}"))))
 
 
 def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) -> LeftState:
@@ -44,7 +63,8 @@ def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) 
         because = _apart(step, holders) or _not_compared(step, holders, has_checkpoint)
         if not because:
             doubt = _alone(step, holders) if len(held) < plan.layout.devices else ""  # else nobody was lost
-            return LeftState(step, "; ".join(filter(None, (*refused, doubt))))
+            held_by = tuple(tuple(sorted(copies)) for copies in holders.values())
+            return LeftState(step, "; ".join(filter(None, (*refused, doubt))), held_by)
         refused.append(because)
     return LeftState(None, "; ".join(refused))
 
@@ -62,8 +82,9 @@ def state_of_worlds(
     world = next(iter(made), newest)
     if world not in plans:
         return LeftState(None, f"ranks hold the state of world {world}, whose plan is not known here")
-    places = {each.rank if each.generation else rank: each for rank, each in held.items()}
-    return state_left(plans[world], places, has_checkpoint)
+    places = {each.rank if each.generation else rank: rank for rank, each in held.items()}  # -> the rank of now
+    left = state_left(plans[world], {place: held[rank] for place, rank in places.items()}, has_checkpoint)
+    return replace(left, holders=tuple(tuple(places[place] for place in ranks) for ranks in left.holders))
 
 
 StateHolders = Mapping[tuple[int, ...], Mapping[int, HeldState]]

@@ -1,0 +1,78 @@
+"""Orders of events that a storm is unlikely to hit: who leaves, who is asked, and who is lost in the same moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typing import Any
+
+import pytest
+from distributed import run_ranks
+from runs import records_of, steps_of
+from storm import SURVIVES, Story, told
+from survive_runs import here, training
+from test_soak import RUN
+
+from paceline.errors import Requeue
+from paceline.run.loop.next_world import NextWorld
+
+TWO = {"dp_replicate": 2}
+
+
+def test_a_rank_that_leaves_as_if_it_were_done_is_a_fault_and_nobody_waits_for_it_for_ever(tmp_path: Path) -> None:
+    """Its peers stand by for a next world, which nobody formed: a code of 0 counted as no failure."""
+    story = Story("left", TWO, run=RUN, how=SURVIVES, task="leaves as if done")
+    (start,) = told(tmp_path, [story], timeout=60)["left"]
+    assert start.code == 0, start
+    (fault,) = [each for each in records_of(tmp_path / "left", "fault") if each.get("rank") == 1]
+    assert "ended with code 0" in fault["what"]
+    assert [each["step"] for each in steps_of(tmp_path / "left")] == [*range(1, 9)]
+
+
+SIX: dict[str, int] = {"dp_replicate": 2, "dp_shard": 3}
+SHRINKS: dict[str, Any] = {**RUN, "recovery": {**RUN["recovery"], "min_devices": 2, "max_devices": 6}}
+LEAVES_A_SHARD: list[dict[str, Any]] = [{"kind": "kill", "step": 7, "rank": 2, "phase": "backward"}]
+
+
+def test_a_smaller_world_is_made_of_the_survivors_that_hold_the_whole_state_between_them(tmp_path: Path) -> None:
+    """Its ranks were the first of those that were left, and where these lacked a shard the run ended with code 74."""
+    stories = [
+        Story(f"to {devices}", SIX, LEAVES_A_SHARD, SHRINKS, steps=10, how=SURVIVES, precision="fp64", there_every=5,
+              worlds={"6": SIX, str(devices): {"dp_replicate": devices}}, there=[6, devices])
+        for devices in (4, 2)
+    ]  # fmt: skip
+    ended = told(tmp_path, stories, timeout=90)
+    for name, lost in (("to 4", 0), ("to 2", 2)):  # two ranks cannot bring three shards: the newest checkpoint is used
+        assert [start.code for start in ended[name]] == [0], ended[name]
+        (recovery,) = records_of(tmp_path / name, "recovery")
+        assert (recovery["rung"], recovery["from_world"], recovery["to_world"]) == ("reform", 6, int(name[-1]))
+        assert recovery["steps_lost"] <= lost, recovery
+        assert [each["step"] for each in steps_of(tmp_path / name)] == [*range(1, 11)]
+    (restore,) = [each for each in records_of(tmp_path / "to 2", "decision") if each["what"] == "restore"]
+    assert "1 of the 3 parts" in restore["because"]
+
+
+def _stops_as_it_is_called(folder: str) -> tuple[str, int]:
+    """Return what a rank does after a step in which rank 1 has a signal, and rank 0 alone sees the call already."""
+    run, world = training(Path(folder) / "run"), here()
+    reformed: list[int] = []
+
+    def left(own: Any) -> bool:
+        reformed.append(own.progress.step)
+        return False  # the supervisor has no further world: the step ends with Requeue, as a stop does
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NextWorld, "_reformed", left)
+        patch.setattr(run, "_is_called", lambda: world.is_first)
+        if not world.is_first:
+            run._stop.because = "SIGTERM"
+        batch = next(iter(run))
+        with pytest.raises(Requeue) as stopped:
+            run.step(batch)
+    return str(stopped.value), len(reformed)
+
+
+def test_a_call_that_comes_as_ranks_stop_is_answered_by_all_of_them_or_by_none(tmp_path: Path) -> None:
+    """One began a save for the end, the other left for the next world: they met in collectives of different kinds."""
+    first, second = run_ranks(_stops_as_it_is_called, 2, str(tmp_path), timeout_seconds=30)
+    assert first == second == ("the supervisor has no further world for this rank", 1)
