@@ -141,7 +141,8 @@ def test_a_state_that_outlived_a_world_which_never_formed_is_judged_by_the_plan_
     lost = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=1, rank=1)}
     assert state_of_worlds({1: four, 2: two}, 2, lost, True).step is None
     mixed = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=2, rank=1)}
-    assert "different worlds: 1, 2" in state_of_worlds({1: two, 2: two}, 2, mixed, True).because
+    apart = state_of_worlds({1: two, 2: two}, 2, mixed, True)
+    assert apart.step is None and "different worlds: 1, 2" in apart.because
     assert "world 1" in state_of_worlds({2: three}, 2, lost, True).because
     assert state_of_worlds({2: two}, 2, {0: HeldState(7), 1: HeldState(7)}, True).step == 7
 
@@ -198,6 +199,20 @@ def test_a_survivor_is_known_by_its_rank_of_now_and_not_by_that_in_which_it_made
     """A world of two shards came to nothing after its ranks had changed places."""
     held = {0: HeldState(7, generation=1, rank=1), 3: HeldState(7, generation=1, rank=2)}
     assert state_of_worlds({1: MIXED}, 2, held, True).holders == ((0,), (3,))
+
+
+def test_where_some_have_entered_a_world_that_fell_as_it_was_formed_the_state_of_one_world_is_used() -> None:
+    """What both held was thrown away, though either was the whole state, and the run went back to a checkpoint."""
+    plans = {1: MIXED, 2: COPIES}
+    before = {1: HeldState(7, generation=1, rank=1), 2: HeldState(7, generation=1, rank=2)}
+    entered = {0: HeldState(7, generation=2, rank=0)}
+    left = state_of_worlds(plans, 2, {**before, **entered}, True)
+    assert (left.step, left.world, left.holders) == (7, 2, ((0,),)) and "that of world 2 is used" in left.because
+    with_hole = {1: HeldState(7, generation=1, rank=1)}
+    assert state_of_worlds(plans, 2, {**with_hole, **entered}, True).world == 2
+    newer = {0: HeldState(-1, generation=2, rank=0), 3: HeldState(6, generation=2, rank=1)}
+    left = state_of_worlds(plans, 2, {**before, **newer}, True)
+    assert (left.step, left.world, left.one_of_each) == (7, 1, {1, 2})
 
 
 def _nobody(place: dict[str, str]) -> Forked:

@@ -33,7 +33,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.fallen import Fallen, TakenOver, lost_with, moments_of, told_in_a_line, with_reason
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
-from paceline.supervise.again.mark_journal import mark_fault
+from paceline.supervise.again.mark_journal import JournalEnd, end_of_journal, is_marked, mark_fault
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
@@ -86,6 +86,7 @@ class Generations:
         self._spent, self._limits = SpentSoFar(), limits or RunSpec()
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._needed: Collection[int] = ()  # survivors that hold what the next world is made of
+        self._told_from: JournalEnd = (0, 0)  # from where on the journal has what ended the last world
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -303,9 +304,8 @@ class Generations:
     def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
         error: dict[str, object] = dict(fallen.outcome.error or {})
-        if error and 0 not in fallen.standing:  # whose journal it is
-            with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
-                mark_fault(self._lock.run_dir, error, self._redactor)
+        with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
+            self._mark_faults(before, error, is_first_left=0 in fallen.standing)
         reached = reached_by(self._lock.run_dir).step
         try:
             number = self._lock.next_generation()
@@ -347,8 +347,23 @@ class Generations:
             is_called=bool(fallen.called),
             rescue="" if held is None and kept is None else self._machines.rescue(self._lock, number),
             rescue_step=kept.step if kept is not None else held or 0,
+            rescue_world=left.world if held is not None else 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
+
+    def _mark_faults(self, before: Generation, error: dict[str, object], is_first_left: bool) -> None:
+        """Have the fault of a world on record whose first rank does not go on; who does tells it by itself.
+
+        So had the first rank of that world to tell what ended the one before, and it may have died before it did.
+        """
+        since, self._told_from = self._told_from, end_of_journal(self._lock.run_dir)
+        if is_first_left:
+            return
+        untold = {name: value for name, value in before.fault.items() if value is not None}
+        if untold and not before.is_called and not is_marked(self._lock.run_dir, untold, since, self._redactor):
+            mark_fault(self._lock.run_dir, untold, self._redactor)
+        if error:
+            mark_fault(self._lock.run_dir, error, self._redactor)
 
     def _untold(self, before: Generation) -> tuple[DecisionRecord, ...]:
         """Return what was decided for a world that fell before its first rank could record it."""

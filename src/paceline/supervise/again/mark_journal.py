@@ -9,10 +9,14 @@ from pathlib import Path
 from paceline.errors import Requeue
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
-from paceline.spec.journal.reading import read_records, records_of_kind, starts_of
+from paceline.spec.journal.reading import TAIL_BYTES, parsed_line, read_records, records_of_kind, starts_of
 from paceline.spec.journal.record import Record, read
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import clock_here, moved_since, on_clock, passed_seconds
+
+
+OF_FAULT = f'"kind":"{FaultRecord.KIND}"'.encode()
+JournalEnd = tuple[int, int]  # the number of the newest start, 0 where there is none, and how many bytes its file has
 
 
 def mark_end(run_dir: Path, exit_code: int, error: dict[str, object], redactor: Redactor | None = None) -> None:
@@ -34,6 +38,27 @@ def mark_fault(run_dir: Path, error: dict[str, object], redactor: Redactor | Non
     newest = _unended(run_dir)
     if newest is not None:
         _append(newest, [_fault((redactor or Redactor()).data(error))])
+
+
+def end_of_journal(run_dir: Path) -> JournalEnd:
+    """Return where the journal of a run ends now."""
+    starts = starts_of(run_dir)
+    return (starts[-1][0], starts[-1][1].stat().st_size) if starts else (0, 0)
+
+
+def is_marked(run_dir: Path, error: Mapping[str, object], since: JournalEnd, redactor: Redactor | None = None) -> bool:
+    """Return whether a fault is on record, as one of the first records after `since`."""
+    error, (first, length) = (redactor or Redactor()).data(dict(error)), since
+    wanted = [error.get(name) for name in ("what", "because")]
+    for number, path in starts_of(run_dir):
+        if number >= first:
+            with path.open("rb") as file:
+                file.seek(length if number == first else 0)
+                lines = file.read(TAIL_BYTES).splitlines()
+            faults = [parsed_line(line) or {} for line in lines if OF_FAULT in line]
+            if any([fault.get(name) for name in ("what", "because")] == wanted for fault in faults):
+                return True
+    return False
 
 
 def _unended(run_dir: Path) -> Path | None:
