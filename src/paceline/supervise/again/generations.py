@@ -123,9 +123,11 @@ class Generations:
             fallen = self._one(generation, standing)
             outcome, because = fallen.outcome, "as many devices as there are now"
             if not fallen.called:
-                if outcome.error is None or self._is_stopped() or self._lock.is_lost:
+                if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                if self._is_stopped():
+                    return self._end(_cut_short(outcome) if verdict.goes_on else outcome)
                 because = verdict.because
                 if not verdict.goes_on:
                     return self._end(with_reason(outcome, because))
@@ -381,6 +383,18 @@ class Generations:
         """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
         found = self._machines.held(self._plan.layout.devices)
         return found if found is not None and found.step >= on_disk else None
+
+
+def _cut_short(outcome: Outcome) -> Outcome:
+    """Return the outcome of a run that was asked to stop, and lost a rank before it had saved: it is to go on later.
+
+    Without the signal it would have gone on at once.
+    """
+    error = {**(outcome.error or {}), "try": "start the same command again", "exit_code": Requeue.exit_code}
+    return with_reason(
+        Outcome(Requeue.exit_code, error),
+        "the run was asked to stop, and has not saved since: the next start goes on from the newest checkpoint",
+    )
 
 
 def _make_room(folder: Path) -> None:

@@ -14,7 +14,6 @@ from paceline.spec.journal.record import Record, read
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import clock_here, moved_since, on_clock, passed_seconds
 
-
 OF_FAULT = f'"kind":"{FaultRecord.KIND}"'.encode()
 JournalEnd = tuple[int, int]  # the number of the newest start, 0 where there is none, and how many bytes its file has
 

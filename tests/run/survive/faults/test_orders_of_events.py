@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-
 from typing import Any
 
 import pytest
@@ -52,8 +51,8 @@ def test_a_smaller_world_is_made_of_the_survivors_that_hold_the_whole_state_betw
     assert "1 of the 3 parts" in restore["because"]
 
 
-def _stops_as_it_is_called(folder: str) -> tuple[str, int]:
-    """Return what a rank does after a step in which rank 1 has a signal, and rank 0 alone sees the call already."""
+def _stops_as_it_is_called(folder: str) -> list[int]:
+    """Return after which steps a rank left its world: rank 1 has a signal, and rank 0 alone sees the call already."""
     run, world = training(Path(folder) / "run"), here()
     reformed: list[int] = []
 
@@ -67,12 +66,29 @@ def _stops_as_it_is_called(folder: str) -> tuple[str, int]:
         if not world.is_first:
             run._stop.because = "SIGTERM"
         batch = next(iter(run))
-        with pytest.raises(Requeue) as stopped:
+        with pytest.raises(Requeue):
             run.step(batch)
-    return str(stopped.value), len(reformed)
+    return reformed
 
 
 def test_a_call_that_comes_as_ranks_stop_is_answered_by_all_of_them_or_by_none(tmp_path: Path) -> None:
     """One began a save for the end, the other left for the next world: they met in collectives of different kinds."""
-    first, second = run_ranks(_stops_as_it_is_called, 2, str(tmp_path), timeout_seconds=30)
-    assert first == second == ("the supervisor has no further world for this rank", 1)
+    assert run_ranks(_stops_as_it_is_called, 2, str(tmp_path), timeout_seconds=30) == [[1], [1]]
+
+
+ASKED: list[dict[str, Any]] = [
+    {"kind": "signal", "whom": "supervisor", "step": 5, "rank": 0},
+    *({"kind": "kill", "phase": "save", "step": step, "rank": 1} for step in (5, 6)),  # it is heard in one of them
+]
+
+
+def test_a_run_that_loses_a_rank_in_the_save_at_its_stop_is_to_be_started_again(tmp_path: Path) -> None:
+    """It ended with the code of the rank, 137, for which no scheduler queues a run that was preempted."""
+    story = Story("asked", TWO, ASKED, {**RUN, "checkpoint_every": "3 steps"}, steps=10, how=SURVIVES)
+    first, *rest = told(tmp_path, [story], timeout=90)["asked"]
+    assert first.code == 75 and "asked to stop" in first.because, first
+    assert [start.code for start in rest] == [0], rest
+    ended = [(each["status"], each["exit_code"]) for each in records_of(tmp_path / "asked", "run_ended")]
+    assert ended == [("requeue", 75), ("complete", 0)]
+    assert any("SIGKILL" in each["what"] for each in records_of(tmp_path / "asked", "fault"))
+    assert sorted({each["step"] for each in steps_of(tmp_path / "asked")}) == [*range(1, 11)]
