@@ -150,11 +150,17 @@ class Generations:
         self._crew, self._plan = Crew(processes), taken.plan
         self._plans[taken.number] = taken.plan
         moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
-        fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
-        self._tell(lost_with(taken, fallen.called))
+        what = lost = "the coordinator was lost"
+        missing = sorted(taken.processes.keys() - taken.standing.keys())
+        error: dict[str, object] | None = None
+        if missing:  # which has nobody else on record
+            what = f"{lost} with rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            error = {"what": what, "because": "", "rank": missing[0], "names_ranks": True}
+        fallen = Fallen(Outcome(0, error), moments, False, taken.standing, "" if missing else what)
+        self._tell(lost_with(taken, lost))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
         if following is not None:
-            self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
+            self._say(f"recover  generation {following.number} by {following.rung} ({what})")
         return following
 
     def _limit_reached(self) -> str:
