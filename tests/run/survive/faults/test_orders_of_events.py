@@ -10,7 +10,7 @@ from distributed import run_ranks
 from runs import records_of, steps_of
 from storm import SURVIVES, Story, told
 from survive_runs import here, training
-from test_soak import RUN
+from test_soak import FOUR, RUN, state_of
 
 from paceline.errors import Requeue
 from paceline.run.loop.next_world import NextWorld
@@ -92,3 +92,52 @@ def test_a_run_that_loses_a_rank_in_the_save_at_its_stop_is_to_be_started_again(
     assert ended == [("requeue", 75), ("complete", 0)]
     assert any("SIGKILL" in each["what"] for each in records_of(tmp_path / "asked", "fault"))
     assert sorted({each["step"] for each in steps_of(tmp_path / "asked")}) == [*range(1, 11)]
+
+
+KILL: dict[str, Any] = {"kind": "kill"}
+AT_ONCE: dict[str, list[dict[str, Any]]] = {
+    "a rank, and the only copy of its part as the next world is formed": [
+        {**KILL, "step": 5, "rank": 1, "phase": "backward"}, {**KILL, "phase": "load", "rank": 3, "step": 2},
+    ],
+    "the first rank and another, and a third as the next world is formed": [
+        *({**KILL, "step": 5, "rank": rank, "phase": "reduce"} for rank in (0, 2)),
+        {**KILL, "phase": "load", "rank": 1, "step": 2},
+    ],
+    "the supervisor and a rank, and another stands still": [
+        {**KILL, "step": 5, "rank": 1, "whom": "supervisor", "phase": "forward"},
+        {"kind": "stop", "rank": 3, "step": 5, "phase": "forward"}, {**KILL, "rank": 2, "step": 5, "phase": "forward"},
+    ],
+    "the supervisor as its ranks save to a slow disk": [
+        {"kind": "slow_disk", "step": 6, "rank": 0, "seconds": "1500 ms"},
+        {**KILL, "whom": "supervisor", "phase": "save", "step": 6, "rank": 1},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.deep
+def test_what_is_lost_at_once_is_made_good(tmp_path: Path) -> None:
+    named = {f"lost {number}": faults for number, faults in enumerate(AT_ONCE.values())}
+    met = [Story(name, FOUR, faults, RUN, 12, how=SURVIVES) for name, faults in named.items()]
+    ended = told(tmp_path, [Story("calm", FOUR, run=RUN, steps=12), *met], timeout=150)
+    calm = steps_of(tmp_path / "calm")
+    for name, what in zip(named, AT_ONCE, strict=True):
+        assert [start.code for start in ended[name]] == [0], (what, ended[name])
+        found = steps_of(tmp_path / name)
+        assert [step["loss"].hex() for step in found] == [step["loss"].hex() for step in calm], what
+        assert [step["sample_ids"] for step in found] == [step["sample_ids"] for step in calm], what
+        assert state_of(tmp_path / name) == state_of(tmp_path / "calm"), what
+        assert len(records_of(tmp_path / name, "injected")) == len(named[name]), what
+
+
+@pytest.mark.deep
+def test_the_first_rank_and_a_new_one_are_lost_as_a_world_grows(tmp_path: Path) -> None:
+    """The world that falls was called for, and had ranks that held nothing yet."""
+    grows = {**SHRINKS, "recovery": {**SHRINKS["recovery"], "worth": None}}
+    faults = [{**KILL, "phase": "load", "rank": rank, "step": 2} for rank in (0, 5)]
+    story = Story("grows", FOUR, faults, grows, 40, how=SURVIVES, worlds={"4": FOUR, "6": SIX}, there=[4, 6],
+                  there_every=4)  # fmt: skip
+    (start,) = told(tmp_path, [story], timeout=120)["grows"]
+    assert start.code == 0, start
+    (recovery,) = records_of(tmp_path / "grows", "recovery")
+    assert (recovery["rung"], recovery["to_world"], recovery["steps_lost"]) == ("reform", 6, 0), recovery
+    assert [each["step"] for each in steps_of(tmp_path / "grows")] == [*range(1, 41)]
