@@ -99,8 +99,8 @@ def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
 
     smaller, larger, taken, without = records_of(run_dir, "recovery")
     assert (without["from_world"], without["to_world"], without["steps_lost"]) == (3, 2, 0)
-    (fault,) = [each for each in records_of(run_dir, "fault") if "coordinator" in each["what"]]
-    assert fault["what"] == without["because"] == "the coordinator was lost with rank 0"
+    faults = [each["what"] for each in records_of(run_dir, "fault")]
+    assert without["because"] in faults, "whether or not its coordinator was there still"
     assert [each["resumed_from"] for each in (smaller, larger, taken, without)] == [RANKS_MEMORY] * 4, "and no disk"
     assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
     assert "node 2 (127.0.0.1) is lost with rank 2" in smaller["because"]
