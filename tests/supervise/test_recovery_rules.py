@@ -141,7 +141,8 @@ def test_a_state_that_outlived_a_world_which_never_formed_is_judged_by_the_plan_
     lost = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=1, rank=1)}
     assert state_of_worlds({1: four, 2: two}, 2, lost, True).step is None
     mixed = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=2, rank=1)}
-    assert "different worlds: 1, 2" in state_of_worlds({1: two, 2: two}, 2, mixed, True).because
+    apart = state_of_worlds({1: two, 2: two}, 2, mixed, True)
+    assert apart.step is None and "different worlds: 1, 2" in apart.because
     assert "world 1" in state_of_worlds({2: three}, 2, lost, True).because
     assert state_of_worlds({2: two}, 2, {0: HeldState(7), 1: HeldState(7)}, True).step == 7
 
@@ -179,6 +180,45 @@ def test_survivors_keep_their_seats_where_there_are_any() -> None:
     assert seats_of([1, 2, 3], range(2)) == {1: 1, 0: 2}
 
 
+def test_where_fewer_go_on_than_are_left_those_do_that_hold_the_whole_state() -> None:
+    """Of two copies of three shards the third shard was left with the rank that was told to end."""
+    plan = Plan(Layout(dp_replicate=2, dp_shard=3))
+    held = {rank: HeldState(7, generation=1, rank=rank) for rank in (0, 1, 3, 4, 5)}
+    left = state_of_worlds({1: plan}, 1, held, True)
+    assert left.holders == ((0, 3), (1, 4), (5,)) and left.one_of_each == {0, 1, 5}
+    assert not left.brought_by(seats_of(held, range(4)).values()).step, "ranks 0, 1, 3 and 4 as they stand"
+    seats = seats_of(held, range(4), left.one_of_each)
+    assert seats == {0: 0, 1: 1, 3: 3, 2: 5} and left.brought_by(seats.values()) == left
+    fewer = left.brought_by(seats_of(held, range(2), left.one_of_each).values())
+    assert fewer.step is None and "1 of the 3 parts of the state after step 7" in fewer.because
+    assert seats_of([0, 2, 3], range(2), [2, 3]) == {0: 0, 1: 2}, "who has the records stays"
+    assert set(OneMachine(Starter(_nobody, None, print), {}).seated(held, 4, [5])) == {0, 1, 3, 5}
+
+
+def test_a_survivor_is_known_by_its_rank_of_now_and_not_by_that_in_which_it_made_its_state() -> None:
+    """A world of two shards came to nothing after its ranks had changed places."""
+    held = {0: HeldState(7, generation=1, rank=1), 3: HeldState(7, generation=1, rank=2)}
+    assert state_of_worlds({1: MIXED}, 2, held, True).holders == ((0,), (3,))
+
+
+def test_where_some_have_entered_a_world_that_fell_as_it_was_formed_the_state_of_one_world_is_used() -> None:
+    """What both held was thrown away, though either was the whole state, and the run went back to a checkpoint."""
+    plans = {1: MIXED, 2: COPIES}
+    before = {1: HeldState(7, generation=1, rank=1), 2: HeldState(7, generation=1, rank=2)}
+    entered = {0: HeldState(7, generation=2, rank=0)}
+    left = state_of_worlds(plans, 2, {**before, **entered}, True)
+    assert (left.step, left.world, left.holders) == (7, 2, ((0,),)) and "that of world 2 is used" in left.because
+    with_hole = {1: HeldState(7, generation=1, rank=1)}
+    assert state_of_worlds(plans, 2, {**with_hole, **entered}, True).world == 2
+    newer = {0: HeldState(-1, generation=2, rank=0), 3: HeldState(6, generation=2, rank=1)}
+    left = state_of_worlds(plans, 2, {**before, **newer}, True)
+    assert (left.step, left.world, left.one_of_each) == (7, 1, {1, 2})
+
+
+def _nobody(place: dict[str, str]) -> Forked:
+    raise AssertionError("nobody is started")
+
+
 def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
     with take(tmp_path) as lock:
         lock.check()
@@ -192,12 +232,8 @@ def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
 
 def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: Path) -> None:
     asked: list[int] = []
-
-    def start(place: dict[str, str]) -> Forked:
-        raise AssertionError("nobody is started")
-
     one = object.__new__(Generations)
-    one._crew, one._policy, one._machines = Crew(), RecoverySpec(), OneMachine(Starter(start, None, print), {})
+    one._crew, one._policy, one._machines = Crew(), RecoverySpec(), OneMachine(Starter(_nobody, None, print), {})
     one._elastic = SimpleNamespace(
         pays=lambda done: asked.append(1) or len(asked) == 2, prepare=lambda unit, has_begun: None
     )

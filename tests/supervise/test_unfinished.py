@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from runs import records_of
 from tests_shared import plan_of
 
 from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import StorageError
 from paceline.lock import RunLock, take
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.layout import Layout
 from paceline.spec.survive.recovery import RecoverySpec
-from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.fallen import Fallen, TakenOver
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.starting import Starter
@@ -31,6 +35,24 @@ DIED = Outcome(137, {"error": "WorkerDied", "what": "rank 0 of 1 was ended by SI
 def supervisor(lock: RunLock) -> Generations:
     machines = OneMachine(Starter(lambda place: pytest.fail("nobody is started"), None, print), {})
     return Generations(machines, BRIEF, lock, RecoverySpec())
+
+
+@pytest.mark.parametrize("standing", [(0, 1), (0,), (1,)])
+def test_a_rank_that_is_lost_with_the_coordinator_is_on_record(tmp_path: Path, standing: tuple[int, ...]) -> None:
+    """It was told as the coordinator's alone, for which no fault is recorded: where all go on nothing has failed."""
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "0001.jsonl").write_text("")
+    with take(tmp_path) as lock:
+        left = {rank: SimpleNamespace(held=HeldState()) for rank in standing}
+        processes = {rank: SimpleNamespace(pid=0) for rank in (0, 1)}
+        plan = plan_of(Layout(dp_replicate=2))
+        following = supervisor(lock)._take_over(TakenOver(1, plan, left, cast(Any, processes), passed_seconds()))
+    assert following is not None
+    lost = next(({f" with rank {rank}": rank} for rank in (0, 1) if rank not in standing), {})
+    what = f"the coordinator was lost{''.join(lost)}"
+    assert (following.fault["what"], following.is_called) == (what, not lost)
+    found = [each["what"] for each in records_of(tmp_path, "fault")]
+    assert found == ([what] if 0 not in standing else []), "the first rank tells it, where it goes on"
 
 
 def saved(run_dir: Path, step: int, fence: Any = None) -> Path:

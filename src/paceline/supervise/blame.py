@@ -16,6 +16,7 @@ from paceline.supervise.memory_kills import why_killed
 
 ERROR_GLOB = "error-*.json"
 UNFINISHED = ".part"
+EARLY_CODE = 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Ending:
     code: int  # minus the signal that ended it
     after: float
     by: float
+    is_early: bool = False  # it ended as if it were done, and peers waited for it: `code` is EARLY_CODE, and was 0
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ def _died(ending: Ending, ranks: int, kills_before: int | None) -> Outcome:
 
 def _left(ending: Ending, ranks: int) -> Outcome:
     """Return the outcome of a rank that ended the process without a word."""
+    told = "code 0 before its peers were done" if ending.is_early else f"code {ending.code}"
     left = PacelineError(
-        f"rank {ending.rank} of {ranks} ended with code {ending.code}",
+        f"rank {ending.rank} of {ranks} ended with {told}",
         "it left no error: something called exit in it",
         "look for exit calls in the task's own code and its libraries",
     ).naming_ranks()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.spec.journal.timing.clock import on_clock, passed_seconds
-from paceline.supervise.blame import Ending
+from paceline.supervise.blame import EARLY_CODE, Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
 from paceline.supervise.pulses.watch import WorldWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
@@ -77,6 +77,13 @@ class Crew:
             if rank not in self.endings:
                 self.killed.add(rank)
                 kill_group(self.processes[rank])
+
+    def left_early(self) -> None:
+        """Note that peers wait for those that have ended as if they were done: they have failed."""
+        for rank, ending in self.endings.items():
+            if not ending.code:
+                self.endings[rank] = replace(ending, code=EARLY_CODE, is_early=True)
+                self.tell(_lost(rank, len(self.processes), self.processes[rank], 0, ending.after))
 
     @property
     def has_failed(self) -> bool:

@@ -130,3 +130,15 @@ class DiesInAStepThatIsMadeAgain:
         if moment.step in self._begun and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         self._begun.add(moment.step)
+
+
+class LeavesAsIfDone:
+    """Ends the process of rank 1 once, before its step 4, with the code of a process that is done."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def before_step(self, moment: Any) -> None:
+        if moment.step == 4 and os.environ["RANK"] == "1" and not self._mark.exists():
+            self._mark.touch()
+            os._exit(0)

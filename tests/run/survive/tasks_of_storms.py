@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gans import gan_task
-from survive_runs import Counted, DiesInAStepThatIsMadeAgain, normed
+from survive_runs import Counted, DiesInAStepThatIsMadeAgain, LeavesAsIfDone, normed
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 
 from paceline.spec.adapt.adapter import AdapterSpec
@@ -123,5 +123,6 @@ TASKS = {
 }
 # Those of one test, which end by themselves.
 OF_ONE_TEST = {
+    "leaves as if done": StormTask(lambda folder: decoder_task(callbacks=(LeavesAsIfDone(folder / "mark"),))),
     "goes back and dies": StormTask(of_decoder(callbacks=(DiesInAStepThatIsMadeAgain(),)), run=BACK, faults=(BURST,)),
 }

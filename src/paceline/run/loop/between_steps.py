@@ -97,7 +97,7 @@ class BetweenSteps(NextWorld):
             self._tell_health()
         if not last:
             self._make_room(stats)
-        self._called_away = stats.stop_requested and not last and self._is_called()
+        self._called_away = stats.stop_requested and not last and self._are_called()
         if stats.stop_requested and not last and not self._called_away:
             self._stop_as_asked(step)
             self._callbacks.unmark()
@@ -364,6 +364,13 @@ class BetweenSteps(NextWorld):
     def _is_called(self) -> bool:
         """Return whether the supervisor has another world for this run, which is entered between two steps."""
         return self._call is not None and self._call.exists()
+
+    def _are_called(self) -> bool:
+        """Return whether a rank sees such a call. Every rank calls it, where one has asked to stop.
+
+        The call may come as ranks stop for another reason, and each looks at a moment of its own.
+        """
+        return self.world.maximum([float(self._is_called())])[0] > 0
 
     def _watch_memory(self, step: int) -> None:
         """Tell of memory that grows from check to check. Every rank does its part."""

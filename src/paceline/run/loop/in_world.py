@@ -55,8 +55,10 @@ from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.run_name import RunName
 from paceline.run.survive.survivor import (
     Brought,
+    Together,
     bring_together,
     call_of_supervisor,
+    is_lost_peer,
     let_go,
     why_not_reformed,
 )
@@ -171,9 +173,7 @@ class InWorld:
         """
         self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
         self._joins, self._starts_again = held is None and self._is_reformed, held is not None
-        together = bring_together(self.world, self._generation, held)
-        self._under = self._build(self.brief.plan, self.world, together.root if together else None)
-        let_go(together, self.world)
+        together, refused = self._build_on(held)
         self._run_name.agree(self.world)
         restored = self._under.restored
         self._recovered.built(restored)
@@ -203,6 +203,9 @@ class InWorld:
             self._is_on_record = True
             while self._unrecorded_faults:
                 self._record.fault(*self._unrecorded_faults.pop(0))
+        if refused:
+            what = f"the state after step {self._generation.rescue_step} that ranks were left with"
+            self._record.decided("restore", what, f"step {self.progress.step}", refused)
         self._enter_notices()
         self._record.decided_before(self._recovered.decisions)
         self._record.decided_once(self._recovered.lasting)
@@ -221,6 +224,26 @@ class InWorld:
         if together and together.stats and not together.is_done:
             self._done_step -= 1
             give_back(together.unrecorded, self._under)
+
+    def _build_on(self, held: Brought | None) -> tuple[Together | None, str]:
+        """Build on what the ranks of this world bring together, or on the newest checkpoint. Every rank calls it.
+
+        Returns what was brought together and is restored, if that is, and why it is not where it was meant to be: a
+        value may be lost between the moment in which a rank has told of its state and that in which the rank sends it.
+        """
+        plan, together = self.brief.plan, None
+        try:
+            together = bring_together(self.world, self._generation, held)
+            self._under = self._build(plan, self.world, together.root if together else None)
+            refused = ""
+        except StorageError as error:  # on all ranks
+            if not self._generation.rescue or is_lost_peer(error):
+                raise
+            refused = f"{error.what}: {error.because}"
+        let_go(together, self.world)
+        if refused:
+            self._under = self._build(plan, self.world)
+        return (None if refused else together), refused
 
     def _open_keeper(self, restored: Path | None) -> None:
         """Have this world's ranks keep checkpoints, which all begin with what they know. Every rank calls it.

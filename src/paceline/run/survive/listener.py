@@ -47,6 +47,11 @@ class Listener:
         self._parent = os.getppid()
         threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the word has come."""
+        return self.has_acted or self._word.exists()
+
     def stop(self) -> None:
         """Listen no more: what this process does from here on is of another world."""
         with self._acting:
@@ -120,6 +125,24 @@ def was_aborted() -> bool:
     Whatever fails from then on until the world is left, fails for that: torch has errors of several kinds for it.
     """
     return any(each.has_acted for each in _LISTENERS)
+
+
+def has_lost_a_peer() -> bool:
+    """Return whether the supervisor has said that a peer of this process's world has gone, acted on or not.
+
+    What needs all ranks comes to nothing from then on. Who waits for a thread that is in a collective asks this: the
+    thread may wait for a peer whose own thread has given up, and which has shut nothing yet.
+    """
+    return any(each.is_told for each in _LISTENERS)
+
+
+def refuse_lost_world(step: int) -> None:
+    """Raise an error of torch.distributed's where a peer has gone, for a save of a step that has not ended by itself.
+
+    The rank that raises it leaves its world, which all others see: none waits longer than the first of them.
+    """
+    if has_lost_a_peer():
+        raise dist.DistError(f"the world has ended, and the save of step {step} with it: a peer has gone")
 
 
 def stop_listening() -> None:

@@ -151,7 +151,8 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
     if not generation.rescue:
         return None
     step = generation.rescue_step
-    mine = held if held and held.snapshot and held.snapshot.step == step else None
+    is_meant = held and (not generation.rescue_world or held.state.generation == generation.rescue_world)
+    mine = held if held and is_meant and held.snapshot and held.snapshot.step == step else None
     if generation.pieces:  # what living ranks hold is not whole, or older
         files = generation.pieces.get(str(world.rank))
         what = f"the state after step {step} was not read from the nodes' memory"

@@ -96,6 +96,7 @@ class Generations:
         self._spent, self._limits, self._notices = SpentSoFar(), limits or RunSpec(), notices
         self._handed = HandedFaults(lock.run_dir, redactor)
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
+        self._needed: Collection[int] = ()  # survivors that hold what the next world is made of
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -132,9 +133,11 @@ class Generations:
             fallen = self._one(generation, standing)
             outcome, why = fallen.outcome, "as many devices as there are now"
             if not fallen.called:
-                if outcome.error is None or self._is_stopped() or self._lock.is_lost:
+                if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                if self._is_stopped():
+                    return self._end(_cut_short(outcome) if verdict.goes_on else outcome)
                 why = verdict.because
                 if not verdict.goes_on:
                     return self._end(with_reason(outcome, why))
@@ -157,11 +160,17 @@ class Generations:
         self._crew, self._plan = Crew(processes), taken.plan
         self._plans[taken.number] = taken.plan
         moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
-        fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
-        self._tell(lost_with(taken, fallen.called))
+        what = lost = "the coordinator was lost"
+        missing = sorted(taken.processes.keys() - taken.standing.keys())
+        error: dict[str, object] | None = None
+        if missing:  # which has nobody else on record
+            what = f"{lost} with rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            error = {"what": what, "because": "", "rank": missing[0], "names_ranks": True}
+        fallen = Fallen(Outcome(0, error), moments, False, taken.standing, "" if missing else what)
+        self._tell(lost_with(taken, lost))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
         if following is not None:
-            self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
+            self._say(f"recover  generation {following.number} by {following.rung} ({what})")
         return following
 
     def _waited(self) -> str:
@@ -212,7 +221,7 @@ class Generations:
         ranks = self._plan.layout.devices
         pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir, self._crew.process_of)
         told |= pulses.for_ranks() if pulses else {}
-        seats = self._machines.seats(standing, ranks)
+        seats = self._machines.seats(standing, ranks, self._needed)
         for rank, place in enumerate(self._machines.places(folder, ranks)):
             if rank in seats:
                 answers[seats[rank]] = {"place": {**place, **told}, "generation": generation.number}
@@ -296,12 +305,16 @@ class Generations:
         anything, when it is known which rank failed first, and its peers have had a moment. It also calls the ranks
         where the run is to go on with more devices.
         """
-        crew, peers, call = self._crew, Patience(float("inf")), folder / CALL_NAME
+        crew, peers, call, is_left = self._crew, Patience(float("inf")), folder / CALL_NAME, False
         if not self._policy.may_go_on:
             return lambda: False
 
         def settled() -> bool:
-            nonlocal peers
+            nonlocal peers, is_left
+            if not crew.has_failed and crew.endings and standing():
+                if is_left:  # since the look before: who has died is known by now
+                    crew.left_early()
+                is_left = True
             if not crew.has_failed:
                 self._elastic.prepare(self._machines.unit, lambda: reached_by(self._lock.run_dir).made)
                 may_grow = self._policy.reform and not call.exists()
@@ -337,9 +350,11 @@ class Generations:
         set_aside_unfinished(self._lock.run_dir)
         on_disk = self._newest_on_disk()
         holders = {rank: each.held for rank, each in fallen.standing.items()}
-        left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
-        held = left.step
         self._plan, decisions = self._elastic.take(self._say)
+        left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
+        self._needed = left.one_of_each
+        left = left.brought_by(self._machines.seated(holders, self._plan.layout.devices, self._needed))
+        held = left.step
         decisions = (*self._untold(before), *decisions)
         kept = None if held is not None else self._held_in_memory(on_disk)
         if left.because:
@@ -368,6 +383,7 @@ class Generations:
             is_called=bool(fallen.called),
             rescue="" if held is None and kept is None else self._machines.rescue(self._lock, number),
             rescue_step=kept.step if kept is not None else held or 0,
+            rescue_world=left.world if held is not None else 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
 
@@ -387,6 +403,18 @@ class Generations:
         """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
         found = self._machines.held(self._plan.layout.devices)
         return found if found is not None and found.step >= on_disk else None
+
+
+def _cut_short(outcome: Outcome) -> Outcome:
+    """Return the outcome of a run that was asked to stop, and lost a rank before it had saved: it is to go on later.
+
+    Without the signal it would have gone on at once.
+    """
+    error = {**(outcome.error or {}), "try": "start the same command again", "exit_code": Requeue.exit_code}
+    return with_reason(
+        Outcome(Requeue.exit_code, error),
+        "the run was asked to stop, and has not saved since: the next start goes on from the newest checkpoint",
+    )
 
 
 def _make_room(folder: Path) -> None:

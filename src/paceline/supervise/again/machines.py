@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -68,8 +68,14 @@ class RankHosts(Protocol):
     def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
         """Return what the environment of each rank of the next world has besides."""
 
-    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
-        """Return which survivor takes which rank of the next world: by new rank, the old one."""
+    def seats(self, standing: Collection[int], ranks: int, needed: Collection[int] = ()) -> dict[int, int]:
+        """Return which survivor takes which rank of the next world, which is to begin: by new rank, the old one.
+
+        Where it has fewer ranks than there are survivors, those that are `needed` go on before others.
+        """
+
+    def seated(self, standing: Collection[int], ranks: int, needed: Collection[int]) -> Collection[int]:
+        """Return which survivors would take a rank of such a world."""
 
     def start(self, place: Mapping[str, str]) -> Process:
         """Start a rank with these additions to its environment."""
@@ -149,9 +155,13 @@ class OneMachine:
         """Return what the environment of each rank of the next world has besides."""
         return places(folder, ranks, self._environ)
 
-    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
+    def seats(self, standing: Collection[int], ranks: int, needed: Collection[int] = ()) -> dict[int, int]:
         """Return which survivor takes which rank of the next world: by new rank, the old one."""
-        return seats_of(standing, range(ranks))
+        return seats_of(standing, range(ranks), needed)
+
+    def seated(self, standing: Collection[int], ranks: int, needed: Collection[int]) -> Collection[int]:
+        """Return which survivors would take a rank of such a world."""
+        return self.seats(standing, ranks, needed).values()
 
     def start(self, place: Mapping[str, str]) -> Process:
         """Start a rank with these additions to its environment."""
@@ -196,11 +206,15 @@ class OneMachine:
         self._starter.close()
 
 
-def seats_of(standing: Collection[int], ranks: Collection[int]) -> dict[int, int]:
+def seats_of(standing: Collection[int], ranks: Sequence[int], needed: Collection[int] = ()) -> dict[int, int]:
     """Return by rank which survivor takes the rank: a survivor keeps its own rank where `ranks` has that.
 
     The others take the ranks that are free, in order: survivors 0, 2 and 3 of `ranks` 0 to 2 give {0: 0, 2: 2, 1: 3}.
+    Where there are fewer ranks than survivors those go on that are `needed`, after rank 0, which has the records of the
+    run: survivors 0, 2 and 3 of ranks 0 and 1 give {0: 0, 1: 2}, and {0: 0, 1: 3} where 3 is needed.
     """
-    seats = {rank: rank for rank in standing if rank in ranks}
+    wanted = sorted(standing, key=lambda rank: (rank != 0, rank not in needed, rank not in ranks, rank))
+    chosen = sorted(wanted[: len(ranks)])
+    seats = {rank: rank for rank in chosen if rank in ranks}
     free = iter([rank for rank in ranks if rank not in seats])
-    return seats | dict(zip(free, sorted(rank for rank in standing if rank not in ranks), strict=False))
+    return seats | dict(zip(free, (rank for rank in chosen if rank not in ranks), strict=False))

@@ -284,18 +284,29 @@ class Fleet:
         missing = {**shared, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # of a node that was lost just now
         return [found.get(rank, {**missing, "RANK": str(rank)}) for rank in range(ranks)]
 
-    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
+    def seats(self, standing: Collection[int], ranks: int, needed: Collection[int] = ()) -> dict[int, int]:
         """Return which survivor takes which rank of the next world: one of its own node's."""
-        found: dict[int, int] = {}
         self._blocks, self._promised = self._promised or self.blocks(ranks), {}
+        found = self._seats_in(self._blocks, standing, needed)
+        self._node_of = {rank: number for number, block in self._blocks.items() for rank in block}
+        self._ranks = {new: self._ranks[old] for new, old in found.items()}
+        return found
+
+    def seated(self, standing: Collection[int], ranks: int, needed: Collection[int]) -> Collection[int]:
+        """Return which survivors would take a rank of such a world."""
+        return self._seats_in(self.blocks(ranks), standing, needed).values()
+
+    def _seats_in(
+        self, blocks: Mapping[int, range], standing: Collection[int], needed: Collection[int]
+    ) -> dict[int, int]:
+        """Return the seats of survivors where nodes have these ranks."""
         here: dict[int, list[int]] = {}
         for rank in standing:
             if rank in self._ranks:
                 here.setdefault(self._ranks[rank].node, []).append(rank)
-        for number, block in self._blocks.items():
-            found |= seats_of(here.get(number, ()), block)
-        self._node_of = {rank: number for number, block in self._blocks.items() for rank in block}
-        self._ranks = {new: self._ranks[old] for new, old in found.items()}
+        found: dict[int, int] = {}
+        for number, block in blocks.items():
+            found |= seats_of(here.get(number, ()), block, needed)
         return found
 
     def start(self, place: Mapping[str, str]) -> FarRank:

@@ -51,6 +51,7 @@ class Generation:
     # where an older state is restored instead.
     rescue: str = ""
     rescue_step: int = 0
+    rescue_world: int = 0  # in which they have made it: a rank may hold the state of another; 0 where it is one's own
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by rank: files of parts of it, in memory
 
     def write(self, folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import TAIL_BYTES
 from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.fallen import Fallen
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.held_state import HeldState
+from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.again.told_before import is_told, told_before
+from paceline.supervise.blame import Outcome
+from paceline.supervise.starting import Starter
 from paceline.supervise.told.generation import REFORMED, Generation, read_generation
 from paceline.supervise.told.place import Place
 
@@ -132,6 +140,25 @@ def test_a_fault_is_on_record_though_the_new_first_rank_had_not_begun_its_record
     (started,) = [each for each in records_of(tmp_path / "run", "run_started") if each["attempt"] == 2]
     (found,) = records_of(tmp_path / "run", "fault")
     assert (found["what"], started["world_size"]) == ("rank 1 hung", 1)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_fault_is_on_record_once_though_the_first_rank_dies_as_it_hears_of_it(tmp_path: Path, is_told: bool) -> None:
+    """The supervisor leaves it to the first rank, which lives on, and is killed before or after it has told."""
+    run = training(tmp_path / "run")
+    hung = {"what": "rank 1 hung", "because": "it did not come to step 2", "rank": 1, "names_ranks": True}
+    killed = {"what": "rank 0 was ended by SIGKILL", "because": "", "rank": 0, "names_ranks": True}
+    assert run._lock is not None
+    machines = OneMachine(Starter(lambda place: pytest.fail("nobody is started"), None, print), {})
+    one = Generations(machines, run.brief, run._lock, RecoverySpec())
+    following: Generation | None = Generation(to_world=2)
+    for error, standing in ((hung, {0: SimpleNamespace(held=HeldState())}), (killed, {})):
+        assert following is not None
+        following = one._after(following, Fallen(Outcome(137, {**error, "try": ""}), {}, False, standing))
+        if is_told and standing:
+            run._record.fault("rank 1 hung", "it did not come to step 2", 1, None, True)
+    found = [each["what"] for each in records_of(tmp_path / "run", "fault")]
+    assert found == ["rank 1 hung", "rank 0 was ended by SIGKILL"]
 
 
 @pytest.mark.parametrize("goes_back_to", [4, 6])

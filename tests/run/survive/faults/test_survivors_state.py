@@ -10,19 +10,23 @@ import torch
 from distributed import run_ranks
 from runs import records_of, steps_of
 from storm import SURVIVES, Start, Story, told
-from survive_runs import here
+from survive_runs import here, training
 from tasks_of_storms import OF_ONE_TEST
 from test_soak import FOUR, RUN, state_of
 
-from paceline.checkpoint import load_latest, take_snapshot
+from paceline.checkpoint import load_latest, publish, take_snapshot, write
+from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
+from paceline.errors import StorageError
 from paceline.lock import take
-from paceline.run.loop.resume import RANKS_MEMORY
+from paceline.run.loop import in_world
+from paceline.run.loop.resume import RANKS_MEMORY, saved_state
 from paceline.run.survive import survivor
-from paceline.run.survive.survivor import Brought, bring_together, let_go
+from paceline.run.survive.faults.storage import damage
+from paceline.run.survive.survivor import Brought, Together, bring_together, let_go
 from paceline.supervise.again import rescue
 from paceline.supervise.again.held_state import HeldState
-from paceline.supervise.told.generation import FROM_RANKS, Generation
+from paceline.supervise.told.generation import FROM_RANKS, REFORMED, Generation
 
 STEPS, STEP = 12, 7
 FLIP = {"kind": "flip", "step": STEP, "rank": 0}
@@ -95,6 +99,40 @@ def test_after_a_rollback_the_state_that_was_restored_is_the_one_that_the_ranks_
     (recovery,) = records_of(folder / "returns", "recovery")
     assert (recovery["rung"], recovery["step"]) == ("reform", 8)
     assert recovery["resumed_from"] == RANKS_MEMORY, [each for each in decisions if each["what"] == "restore"]
+
+
+@pytest.mark.parametrize("where", ["in memory", "in files", "not at all"])
+def test_where_what_survivors_hold_cannot_be_restored_the_newest_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A value was lost after a rank had told of its state, and the run ended, with a sound checkpoint on disk."""
+    run = training(tmp_path / "run", 2)
+    for batch in run:
+        if run.step(batch).step == 5:
+            break
+    taken = take_snapshot(5, *saved_state(run._run, run._under.built, run.brief.plan, run.progress))
+    (tmp_path / "rescue").mkdir()
+
+    def brought(*given: object) -> Together | None:
+        if where == "not at all":
+            raise StorageError("the state after step 5 was not read from the nodes' memory", "a bad block")
+        held = HeldByRanks(taken, Ranks(alone=True))
+        for _, value in held._mine:
+            value.flatten()[0] += 1.0
+        if where == "in memory":
+            return Together(held, run._made, False)
+        folder = publish(write(tmp_path / "rescue", taken, alone=True), keep_last=1).path
+        damage(next(folder.glob("*.safetensors")), "corrupt", 0.9)
+        return Together(tmp_path / "rescue", run._made, False)
+
+    monkeypatch.setattr(in_world, "bring_together", brought)
+    run.take_down()
+    run._generation = Generation(2, REFORMED, rescue=FROM_RANKS, rescue_step=5)
+    run._enter(Brought(None, None, True))
+    assert run.progress.step == run._done_step == 4
+    (restore,) = [each for each in records_of(tmp_path / "run", "decision") if each["what"] == "restore"]
+    assert restore["from"].startswith("the state after step 5") and restore["to"] == "step 4"
+    assert not list((tmp_path / "rescue").glob("step-*")) or where != "in files"
 
 
 # ---- where it is brought together -----------------------------------------------------------------------------------

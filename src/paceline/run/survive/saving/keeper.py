@@ -22,7 +22,7 @@ from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
-from paceline.run.survive.listener import was_aborted
+from paceline.run.survive.listener import has_lost_a_peer, refuse_lost_world
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.known_saves import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
@@ -364,9 +364,9 @@ class CheckpointKeeper:
         if flight is None:
             return True
         began, was_running = time.perf_counter(), flight.is_running
-        hangs = not flight.wait(lambda: was_aborted() or time.monotonic() >= until)
-        if hangs and was_aborted():  # gloo may wait for ever for what its own process has shut
-            raise RuntimeError(f"the world has ended, and the save of step {flight.step} with it")
+        hangs = not flight.wait(lambda: has_lost_a_peer() or time.monotonic() >= until)
+        if hangs:
+            refuse_lost_world(flight.step)
         waited = time.perf_counter() - began if was_running else 0.0
         lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
         agreed = world.maximum([float(hangs), float(lost)])

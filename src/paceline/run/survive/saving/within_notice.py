@@ -13,7 +13,7 @@ import torch
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
 from paceline.checkpoint.snapshot import Snapshot, take_snapshot
 from paceline.run.process.world import World
-from paceline.run.survive.listener import was_aborted
+from paceline.run.survive.listener import has_lost_a_peer, refuse_lost_world
 
 ABANDON_SECONDS = 2.0  # for a thread that nobody waits for any more to end
 FLIGHT_SHARE = 0.8  # of a notice, in which a save under way may end where no further one follows
@@ -44,7 +44,7 @@ def _ends_by(flight: SaveInFlight | None, moment: float, world: World) -> bool:
     """Return whether a save ends on all ranks by a moment of the monotonic clock; wait for it until then."""
     if flight is None:
         return True
-    flight.wait(lambda: was_aborted() or time.monotonic() >= moment)
+    flight.wait(lambda: has_lost_a_peer() or time.monotonic() >= moment)
     return world.maximum([float(flight.is_running)]) == [0.0]
 
 
@@ -67,7 +67,7 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
 
     It hangs where no rank writes or reads anything for `limit_seconds`: all of a large state may take longer. It is
     also given up where it goes on at the moment `until` of the monotonic clock. What was given up publishes nothing:
-    its values may change from then on. Every rank calls it. Raises RuntimeError where the world ends meanwhile.
+    its values may change from then on. Every rank calls it. Raises DistError where the world ends meanwhile.
     """
     if world.device.type == "cuda":  # what is under way there is this thread's, and another one reads the values
         torch.cuda.current_stream(world.device).synchronize()
@@ -75,9 +75,9 @@ def save_waited_for(to: SaveTo, state: LiveState, world: World, limit_seconds: f
     moved, flight = bytes_moved(), SaveInFlight([to], state, group, limit_seconds)
     try:
         while True:
-            flight.wait(lambda: was_aborted() or time.monotonic() >= until)
-            if flight.is_running and was_aborted():
-                raise RuntimeError(f"the world has ended, and the save of step {state.step} with it")
+            flight.wait(lambda: has_lost_a_peer() or time.monotonic() >= until)
+            if flight.is_running:
+                refuse_lost_world(state.step)
             lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
             before, moved = moved, bytes_moved()
             moves, is_late = moved - before >= SLOWEST * limit_seconds, time.monotonic() >= until
