@@ -31,8 +31,8 @@ from paceline.spec.plan import SAVED_KINDS
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
 # Starts of an operator that a backward pass in two parts takes beyond one: torch's pipelining walks the graph in Python
 # for each weight, hooks into it, and starts a pass of its own for each weight's gradient (`stage_backward_input` and
-# `stage_backward_weight` of torch/distributed/pipelining/_backward.py). Measured on one core, on 8 tokens, where nothing
-# else takes time: decoder blocks 1.9 and 2.5, encoder blocks 3.4 (2026-11-29, torch 2.13, an Intel Xeon).
+# `stage_backward_weight` of torch/distributed/pipelining/_backward.py). Measured on one core, on 8 tokens, where
+# nothing else takes time: decoder blocks 1.9 and 2.5, encoder blocks 3.4 (2026-11-29, torch 2.13, an Intel Xeon).
 SPLIT_STARTS = 2.5
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
