@@ -83,6 +83,7 @@ def test_the_slowest_rank_counts():
             "runtime_bytes": 100 * scale,
             "blocks": [timed],
             "core_share": 1 / scale,
+            "refused": int(scale) - 1,
             "collectives": {"latency": timed, "sizes": sizes, "groups": {}},
             "steps": {
                 "plain_seconds": 0.1,
@@ -102,6 +103,7 @@ def test_the_slowest_rank_counts():
     record = combine([result(1.0), result(2.0)])
     assert record["matmul"]["fp32"] == [[64, 5e8]] and record["memory"]["triad"] == 5e8
     assert record["launch_seconds"] == 2e-3 and record["runtime_bytes"] == 200 and record["core_share"] == 0.5
+    assert record["refused"] == 1
     # a collective of one number over two ranks is one hop; half of 4 MB twice, in 20 ms less that
     assert record["link"]["hop_seconds"] == pytest.approx(2e-3)
     assert record["link"]["bytes_per_second"]["all_reduce"] == pytest.approx(4e6 / (20e-3 - 2e-3))
@@ -324,23 +326,27 @@ def test_groups_of_two_among_four_ranks_are_measured_and_priced(monkeypatch, tmp
     assert link.groups[0].collective_bytes_per_second == group["bytes_per_second"]
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("cpu", 15), ("cuda", 30)])
+@pytest.mark.parametrize(("kind", "devices", "busy", "seconds"), [
+    ("cpu", 1, [], 15), ("cuda", 1, [], 30), ("cpu", 2, [], 28), ("cpu", 4, [], 41), ("cpu", 2, ["others"], 12),
+])  # fmt: skip
 def test_a_probe_says_how_long_it_takes_wherever_it_is_named(
-    kind: str, seconds: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, devices: int, busy: list[str], seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a GPU its start comes on top: one took 33 s where 15 and 20 were told."""
+    """Of a GPU its start comes on top, one took 33 s where 15 were told; of two CPU devices what they do together."""
 
     def refused(request: object, **limits: object) -> list[RankProbe]:
         raise PacelineError("enough was seen")
 
     monkeypatch.setattr(probe, "_run_workers", refused)
-    monkeypatch.setattr(probe, "look_around", list)
+    monkeypatch.setattr(probe, "look_around", lambda: busy)
     monkeypatch.setattr(probe, "visible_gpus", lambda: ["a GPU"])
     monkeypatch.setattr(probe, "torch_without_cuda", lambda: False)
     said: list[str] = []
     with pytest.raises(PacelineError, match="enough"):
-        probe_machine(1, kind, said.append)
-    assert f"about {seconds} s" in said[-1] and probe_seconds(kind) == seconds
+        probe_machine(devices, kind, said.append)
+    assert f"about {seconds} s" in said[-1]
+    if not busy:
+        assert f"{probe_seconds(kind, devices=devices):.0f}" == str(seconds)
 
 
 @pytest.mark.parametrize(("kind", "longest"), [("cpu", 1024), ("cuda", 2048)])

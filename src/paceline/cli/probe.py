@@ -1,7 +1,7 @@
 """Measures this machine: matrix products, memory, operator launches, and the links between processes.
 
-Takes about 15 seconds on an idle machine, about 30 on a GPU. The result is kept, with its date, and every
-later forecast on this machine uses it.
+Takes about 15 seconds on an idle machine, about 30 on a GPU, or on two CPU devices, which have to be timed
+together as well. The result is kept, with its date, and every later forecast on this machine uses it.
 """
 
 from __future__ import annotations

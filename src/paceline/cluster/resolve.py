@@ -197,8 +197,8 @@ def _with_probe(
     if record is None:
         remarks.append(
             because
-            or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in about {probe_seconds(kind):.0f} s"
-            " and narrows this"
+            or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in about "
+            f"{probe_seconds(kind, devices=cluster.devices):.0f} s and narrows this"
         )
         return cluster
     if has_expired(record):

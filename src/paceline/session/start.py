@@ -128,8 +128,9 @@ def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
         return planned
     kind = planned.cluster.device.kind
-    takes = f"{probe_seconds(kind):.0f} s"
-    if (about := planned.forecast.run_seconds.value) < SHORT_RUN * probe_seconds(kind):
+    takes_seconds = probe_seconds(kind, devices=planned.cluster.devices)
+    takes = f"{takes_seconds:.0f} s"
+    if (about := planned.forecast.run_seconds.value) < SHORT_RUN * takes_seconds:
         say(f"probe    not for a run of about {format_seconds(about)}: to measure this machine takes "
             f"{takes}, and `paceline probe` does")  # fmt: skip
         return planned

@@ -62,6 +62,8 @@ def reasons_of(record: ProbeRecord) -> list[str]:
     found = list(record.get("busy", []))
     if record["kind"] == "cpu" and record["core_share"] < LEAST_CORE_SHARE:
         found.append(f"the probe got only {record['core_share']:.0%} of its cores")
+    if refused := record.get("refused", 0):
+        found.append(f"{refused} of its collectives could not be told from computing")
     if record["relative_spread"] > MOST_SPREAD:
         found.append(f"repeats differed by {record['relative_spread']:.0%}")
     return found

@@ -55,9 +55,9 @@ def probe_machine(
 ) -> ProbeRecord:
     """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
 
-    Takes about `seconds_budget` seconds, the import of torch included, on an idle machine, and a third of that on a
-    busy one, whose figures are marked. A GPU takes longer (`probe_seconds`). It is given up after
-    `most_seconds` of the clock. `kind` is "cpu" or "cuda".
+    Takes about `seconds_budget` seconds of what a device does by itself, the import of torch included, on an idle
+    machine, and a third of that on a busy one, whose figures are marked. Several devices take longer, and a GPU
+    (`probe_seconds`). It is given up after `most_seconds` of the clock. `kind` is "cpu" or "cuda".
     Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
     """
     host = read_machine()
@@ -72,13 +72,14 @@ def probe_machine(
     if busy:
         seconds_budget /= BUSY_SHARE
         say(f"busy     {', '.join(busy)}: figures will be marked, and count for an hour")
-    about = f"about {probe_seconds(kind, seconds_budget):.0f} s"
+    passes = 1 if busy or seconds_budget < TRIAL_SECONDS else PASSES
+    about = f"about {probe_seconds(kind, seconds_budget, devices, passes):.0f} s"
     say(f"probing  {devices} x {kind} on {host.name}, {about}; all devices measure at once")
     begin = time.monotonic()
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
     request: ProbeRequest = {
         "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
-        "fair_share": fair_share, "passes": 1 if busy or seconds_budget < TRIAL_SECONDS else PASSES,
+        "fair_share": fair_share, "passes": passes,
     }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget, most_seconds=most_seconds)
     record: ProbeRecord = {
@@ -181,6 +182,7 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
             for index in range(min(len(result["blocks"]) for result in results))
         ],
         "core_share": min(result["core_share"] for result in results),
+        "refused": max(result["refused"] for result in results),
         "relative_spread": statistics.median(
             max(block["spread"], block.get("drift", 0.0)) for result in results for block in result["blocks"]
         ),

@@ -152,6 +152,7 @@ class RankProbe(TypedDict):
     optimizer: TimedBytes
     memory: MemoryTimes
     core_share: float
+    refused: int  # collectives that took less beside computing than by themselves, however often they were timed
     device_name: NotRequired[str]
     device_memory_bytes: NotRequired[int]
 
@@ -196,6 +197,7 @@ class MeasuredMachine(TypedDict):
     runtime_bytes: int
     calibration: list[TimedBlock]
     core_share: float
+    refused: NotRequired[int]  # collectives whose time could not be told from computing
     relative_spread: float
     link: NotRequired[LinkRates]
     device_name: NotRequired[str]

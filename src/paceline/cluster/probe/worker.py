@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.here.imported import OWN_BYTES, TORCH_OF_A_RANK
 from paceline.cluster.probe.block import block_times, passes_by_rows
+from paceline.cluster.probe.collectives import collective_times
 from paceline.cluster.probe.passes import faster, fastest
 from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import (
-    CollectiveTimes,
-    GroupTimes,
     LaunchTimes,
     MemoryTimes,
     ProbePass,
@@ -30,7 +27,7 @@ from paceline.cluster.probe.records import (
     TimedBytes,
     TimedRate,
 )
-from paceline.cluster.probe.units import computing, step_times
+from paceline.cluster.probe.units import step_times
 from paceline.spec.cluster import FUSED_ADAMW_BYTES
 
 if TYPE_CHECKING:
@@ -53,36 +50,6 @@ BLOCK_LAYERS = 2
 PICKED_ROWS, PICKED_WIDTH = 2048, 256  # of a few thousand tokens of a small mixture
 # Elements of each of 8 updated tensors. An H200's update of 2**19 each takes 70 us, which its host needs to start it.
 UPDATED, CUDA_UPDATED = 2**19, 2**24
-
-
-def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
-    """Return the seconds that a collective adds to a rank that computes before it, as training does.
-
-    On a CPU a collective after computing takes some ten times as long as the same collective in a row of collectives:
-    gloo's threads have to wake up on cores that are computing, and a peer's thread may have to wait for a core.
-    Returns the mean over the repeats, since a step waits for slow collectives too. On an accelerator collectives have
-    a queue of their own beside the computation, and are timed by themselves.
-    """
-    import torch.distributed as dist
-
-    if rank.kind != "cpu":
-        return rank.time(call, repeats=repeats)["seconds"]
-    work = computing()
-
-    def work_and_call() -> None:
-        work()
-        call()
-
-    def mean(each: Callable[[], object]) -> float:
-        each()
-        dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            each()
-        return (time.perf_counter() - begin) / repeats
-
-    alone = mean(work)
-    return max(1e-6, mean(work_and_call) - alone)
 
 
 def operand(rank: Rank, shape: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
@@ -204,47 +171,6 @@ def launch_times(rank: Rank) -> LaunchTimes:
     return {"plain": plain, "autograd": {**trained, "seconds": trained["seconds"] / chain / 3}}
 
 
-def collective_times(rank: Rank) -> CollectiveTimes | None:
-    """Return what collectives over all ranks take, and over smaller groups of 2, 4, ... ranks, all groups at once."""
-    import torch.distributed as dist
-
-    if rank.ranks == 1:
-        return None
-    result: CollectiveTimes = {**_group_times(rank, dist.group.WORLD, rank.ranks), "groups": {}}
-    size = 2
-    while size < rank.ranks and rank.ranks % size == 0:
-        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, rank.ranks, size)]
-        result["groups"][str(size)] = _group_times(rank, groups[rank.rank // size], size)
-        size *= 2
-    return result
-
-
-def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
-    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes, as in a step."""
-    import torch
-    import torch.distributed as dist
-
-    one = torch.ones(1, device=rank.device)
-    often, seldom = (10, 3) if rank.trial else (40, 8)  # in each pass
-    latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
-    result: GroupTimes = {"latency": {"seconds": latency}, "sizes": []}
-    sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
-    for mebibytes in sizes[:1] if rank.trial else sizes:
-        elements = mebibytes * 2**18 // ranks * ranks
-        whole = torch.ones(elements, device=rank.device)
-        part = torch.ones(elements // ranks, device=rank.device)
-        calls = {
-            "all_reduce": partial(dist.all_reduce, whole, group=group),
-            "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
-        }
-        for name, call in calls.items():
-            whole.fill_(1.0)
-            seconds = time_in_step(rank, call, seldom)
-            result["sizes"].append({"collective": name, "bytes": elements * 4, "seconds": seconds})
-    return result
-
-
 def optimizer_rate(rank: Rank) -> TimedBytes:
     """Return bytes per second of a fused AdamW step: FUSED_ADAMW_BYTES for each parameter."""
     import torch
@@ -340,7 +266,7 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
         "collectives": found["collectives"], "steps": found["steps"], "matmul": found["matmul"],
         "attention": found["attention"], "attention_narrow": found["attention_narrow"],
         "head_widths": list(HEAD_WIDTHS[here.kind]), "blocks": found["blocks"], "optimizer": found["optimizer"],
-        "memory": found["memory"], "core_share": found["cpu_seconds"] / fair_seconds,
+        "memory": found["memory"], "core_share": found["cpu_seconds"] / fair_seconds, "refused": here.refused,
     }  # fmt: skip
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()

@@ -25,12 +25,12 @@ from paceline.spec.forecast import Z80, Z95, Estimate, Kind, Term
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-# The same of a probed machine's measured terms: what eight grids of layouts of several processors missed, each with the
-# formulas of its hour (benchmarks/grid/calibrate.py, 2026-11-29). Of a grid that is left out the others' intervals hold
-# 80 % in the mean: 66 % of the oldest, 85 % of the newest. Tails are longer than a normal distribution's. All of them
-# are of CPUs.
-PROBED_ERROR = {"computing": 0.14, "communicating": 0.34}
-PROBED_TAIL = 1.9  # half-widths of 95 % over those of 80 %, on those grids
+# The same of a probed machine's measured terms: what five grids of layouts missed, of AMD and Intel machines, each with
+# the formulas of its hour (benchmarks/grid/calibrate.py, 2026-11-29). Of a grid that is left out the others' intervals
+# hold 75 to 85 %. Grids of before the afternoon of 2026-11-25 are not among them: their probes timed one thread by the
+# processor's time, and took the faster of two passes for collectives too. All of them are of CPUs.
+PROBED_ERROR = {"computing": 0.13, "communicating": 0.27}
+PROBED_TAIL = 1.5  # half-widths of 95 % over those of 80 %, on those grids
 COMMUNICATING: tuple[Kind, ...] = ("collectives", "sends")
 # What of a published device's step waits for links: what the data axes wait for too, that computing does not hide. In
 # seven rounds of blind rows intervals held 97 % of those that wait less than half a per cent for it, and 60 % of those

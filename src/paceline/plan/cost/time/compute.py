@@ -21,6 +21,7 @@ from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.time.block_factors import measured_text
 from paceline.plan.cost.time.unpack import unpack_components
+from paceline.plan.feasible.stages import SPLIT_BACKWARD
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 from paceline.spec.plan import SAVED_KINDS
@@ -28,6 +29,11 @@ from paceline.spec.plan import SAVED_KINDS
 # Per operator under selective recompute: a policy in Python sees every operator of both passes. Where attention's core
 # alone is computed again no policy is asked: a plain checkpoint is around it.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
+# Starts of an operator that a backward pass in two parts takes beyond one: torch's pipelining walks the graph in Python
+# for each weight, hooks into it, and starts a pass of its own for each weight's gradient (`stage_backward_input` and
+# `stage_backward_weight` of torch/distributed/pipelining/_backward.py). Measured on one core, on 8 tokens, where
+# nothing else takes time: decoder blocks 1.9 and 2.5, encoder blocks 3.4 (2026-11-29, torch 2.13, an Intel Xeon).
+SPLIT_STARTS = 2.5
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
 ROUTED_STARTS = 16
@@ -159,8 +165,8 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         seconds,
         np.where((selective > 0) | (awaited > 0), weak, known),
         lambda i: (
-            f"{sheet.passes_made[i]:g} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
-            f" time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
+            f"{sheet.passes_made[i]:g} micro-batches x ({starts.passes[i]:g} x {operators[i]:.0f} + {again[i]:.0f}) "
+            f"operators x launch time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
         ),
         "host and device in parallel",
         clock="forward_backward",
@@ -173,6 +179,7 @@ class HostStarts:
 
     stage: Ints  # its row of the sheet
     operators: Floats  # in a forward pass of a micro-batch
+    passes: Floats  # over these in forward and backward
     again: Floats  # for recompute
     selective: Floats  # for recompute that a policy in Python chooses
     seconds: Floats  # of a step, whatever the device's work hides of them
@@ -194,7 +201,8 @@ def host_starts(sheet: Sheet) -> HostStarts:
     again = sheet.over_modes(in_modes(started, *AGAIN))
     selective = sheet.over_modes(in_modes(started, "selective"))
     policy = 0.0 if software.selective_is_attention else SELECTIVE_SECONDS_PER_OPERATOR
-    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * policy
+    passes = 3 + np.where(columns.scheduled(*SPLIT_BACKWARD), SPLIT_STARTS, 0.0)
+    per_micro_batch = (passes[rows.plan] * operators + again) * launch.value + 2 * selective * policy
     if software.pipeline_waits:
         size, stride = columns.group("pp")
         waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.domain)
@@ -202,7 +210,7 @@ def host_starts(sheet: Sheet) -> HostStarts:
         per_micro_batch = per_micro_batch + rows.parts.number(shapes.collectives) * each[rows.plan]
     # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
     at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
-    return HostStarts(at, operators[at], again[at], selective[at], sheet.passes_made * per_micro_batch[at])
+    return HostStarts(at, operators[at], passes, again[at], selective[at], sheet.passes_made * per_micro_batch[at])
 
 
 def _routing_starts(sheet: Sheet, rows: Ints) -> Floats:

@@ -1,0 +1,67 @@
+"""What a collective adds to a step is a difference of two times: the impossible ones are refused."""
+
+import pytest
+import torch.distributed as dist
+
+from paceline.cluster.probe import collectives
+from paceline.cluster.probe.busy import reasons_of
+from paceline.cluster.probe.collectives import TRIES, time_in_step
+from paceline.cluster.probe.rank import Rank
+
+
+class Clock:
+    """A clock that computing and a collective move on, each by what it takes at its turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work_seconds: list[float]) -> None:
+        """`work_seconds` are of one call of each stretch of calls that begins together; the last one holds on."""
+        self.now, self.stretch, self.work_seconds, self.is_awake = 0.0, -1, work_seconds, False
+        monkeypatch.setattr(collectives, "computing", lambda: self.work)
+        monkeypatch.setattr(collectives.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(dist, "barrier", self.begin)
+        monkeypatch.setattr(Rank, "any", lambda rank, condition: condition)
+
+    def begin(self) -> None:
+        self.stretch += 1
+
+    def work(self) -> None:
+        self.now += self.work_seconds[min(max(self.stretch, 0), len(self.work_seconds) - 1)]
+        self.is_awake = False
+
+    def collective(self) -> None:
+        self.now += 0.08e-3 if self.is_awake else 0.8e-3
+        self.is_awake = True
+
+
+def on_a_cpu() -> Rank:
+    rank = object.__new__(Rank)
+    rank.kind, rank.refused = "cpu", 0
+    return rank
+
+
+# Stretches of one try: computing alone, with the collective, alone again.
+@pytest.mark.parametrize(("work_ms", "stretches"), [
+    ([2.7, 2.7, 2.7], 3),
+    ([9.9, 2.7, 2.7], 3),  # another program came between while a rank computed alone
+    ([2.7, 2.7, 9.9], 3),
+    ([9.9, 2.7, 9.9, 2.7, 2.7, 2.7], 6),  # twice: less than nothing would be left, so it is timed again
+])  # fmt: skip
+def test_what_disturbs_computing_alone_makes_no_collective_free(
+    work_ms: list[float], stretches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An all-reduce of one number was stored with 1 us: computing had taken longer alone than beside it."""
+    clock, rank = Clock(monkeypatch, [each / 1e3 for each in work_ms]), on_a_cpu()
+    assert time_in_step(rank, clock.collective, 8) == pytest.approx(0.8e-3)
+    assert (clock.stretch + 1, rank.refused) == (stretches, 0)
+
+
+def test_what_stays_impossible_is_told_and_a_row_of_collectives_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rank = Clock(monkeypatch, [9.9e-3, 2.7e-3, 9.9e-3] * TRIES), on_a_cpu()
+    assert time_in_step(rank, clock.collective, 8) == pytest.approx(0.08e-3), "as in a row, not 1 us"
+    assert (clock.stretch + 1, rank.refused) == (3 * TRIES, 1)
+
+
+def test_a_probe_with_refused_collectives_is_that_of_a_busy_machine() -> None:
+    quiet = {"kind": "cpu", "core_share": 1.0, "relative_spread": 0.1}
+    assert reasons_of(quiet | {"refused": 0}) == []  # type: ignore[typeddict-item]
+    (reason,) = reasons_of(quiet | {"refused": 2})  # type: ignore[typeddict-item]
+    assert reason == "2 of its collectives could not be told from computing"
