@@ -6,10 +6,10 @@ import pytest
 
 from paceline.observe.live.spent import SpentAmount
 from paceline.plan.explain.headline import energy_text
-from paceline.report.format import figure, plural, quantity, signed_percent, utc
+from paceline.report.format import figure, quantity, signed_percent, utc
 from paceline.run.record.status import sparkline
 from paceline.spec.survive.budget import BUDGETS
-from paceline.units import format_amount, format_loss, format_usd
+from paceline.units import format_amount, format_loss, format_usd, plural
 
 
 @pytest.mark.parametrize(

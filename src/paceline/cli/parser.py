@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from paceline.config.other_words import command_option_meant, said_elsewhere
-from paceline.errors import ConfigError, suggestion
+from paceline.config.other_words import choice_meant, command_option_meant, said_elsewhere
+from paceline.errors import ConfigError
 
 EXIT_CODES = {
     0: "done",
@@ -58,13 +58,14 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message, f"`{self.prog}` cannot read it", f"{self.prog} --help")
 
     def _refuse_value(self, name: str, complaint: str) -> NoReturn:
-        action = self._option_string_actions.get(name)
+        written_alone = {str(each.metavar or each.dest): each for each in self._actions if not each.option_strings}
+        action = self._option_string_actions.get(name) or written_alone.get(name)
         choice = re.match(r"invalid choice: '(.*)' \(", complaint)
         if action and action.choices and choice:
             known = [str(known) for known in action.choices]
             because = f"it takes one of: {', '.join(known)}"
             raise ConfigError(
-                f"{name} = '{choice.group(1)}' is not a choice", because, suggestion(choice.group(1), known)
+                f"{name} = '{choice.group(1)}' is not a choice", because, choice_meant(choice.group(1), known)
             )
         because = (
             f"{name} takes {action.metavar or 'no value'}: {action.help}" if action else "it is not what is expected"

@@ -84,6 +84,7 @@ _VALUES: dict[str, str] = {
     "double": '"fp64"', "bfloat16": '"bf16"', "mixed": '"bf16"', "bf16mixed": '"bf16"', "16mixed": '"fp16"',
     "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
     "int4": '"nf4"', "4bit": '"nf4"',
+    "list": "ls", "compare": "diff",  # of checkpoints
     # Schedules of transformers.
     "linearwithwarmup": 'task.schedule = { kind = "linear", warmup = "100 steps" }',
     "constantwithwarmup": 'task.schedule = { kind = "constant", warmup = "100 steps" }',
