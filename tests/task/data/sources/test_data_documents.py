@@ -413,3 +413,9 @@ def test_the_lines_of_all_parts_are_the_lines_of_the_file(
         for document in (module.read_lines(entry, start, stop, spec, damaged) if stop > start else ())
     ]
     assert read == lines
+
+
+def test_an_empty_folder_is_not_answered_with_patterns(tmp_path: Path) -> None:
+    assert "include" not in refusal(tmp_path).try_
+    write(tmp_path / "x.unknown", "a")
+    assert "include" in refusal(tmp_path).try_
