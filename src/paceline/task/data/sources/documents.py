@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra
@@ -264,9 +264,8 @@ def parse_record(line: bytes, where: str) -> object:
 def _is_of_words(record: Mapping[str, object]) -> bool:
     """Return whether a record is a list of words beside lists of as many labels."""
     lists = [value for value in record.values() if isinstance(value, list)]
-    return (
-        len(lists) > 1 and len({len(each) for each in lists}) == 1 and all(isinstance(word, str) for word in lists[0])
-    )
+    words = [each for each in lists if all(isinstance(word, str) for word in each)]
+    return len(lists) > 1 and len({len(each) for each in lists}) == 1 and bool(words)
 
 
 def _text_of(record: object, field: str, where: str) -> bytes:
