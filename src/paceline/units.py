@@ -23,6 +23,7 @@ SECONDS_PER_HOUR = SECONDS["h"]
 MOST_IN_A_UNIT = 10_000  # of values that are compared in one unit
 LARGEST_LOSS = 1e5  # that is written out
 LEAST_USD = 1e-6  # that is written out
+RATE_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))  # of rates and of data
 COUNTED_IN_SECONDS = 600.0  # durations that are compared, the longest of which is shorter
 AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
@@ -150,6 +151,12 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_data(count: float) -> str:
+    """Return how much data there is, in decimal units as files are listed: "650 kB", "12.3 GB", "3 B"."""
+    shown = _prefixed(count, RATE_PREFIXES)
+    return f"{shown}B" if " " in shown else f"{shown} B"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration for people: "61 µs", "1.92 s", "9m 40s", "3d 4h"."""
     if not math.isfinite(seconds):
@@ -262,6 +269,11 @@ def format_loss(loss: float | None) -> str:
     return f"{loss:.4f}" if abs(loss) < LARGEST_LOSS else f"{loss:.2g}"
 
 
+def plural(count: int, word: str) -> str:
+    """Return a count of things: "1 step", "1,200 steps"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def format_count(count: float) -> str:
     """Return a count for people with a decimal prefix: "67.2 k", "11.3 M", "405 B"."""
     return _prefixed(count, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)))
@@ -269,7 +281,7 @@ def format_count(count: float) -> str:
 
 def format_rate(per_second: float, unit: str) -> str:
     """Return a rate for people with a decimal prefix: "121 GFLOP/s", "2.9 GB/s"."""
-    shown = _prefixed(per_second, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)))
+    shown = _prefixed(per_second, RATE_PREFIXES)
     return f"{shown}{unit}/s" if " " in shown else f"{shown} {unit}/s"
 
 

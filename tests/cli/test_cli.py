@@ -83,6 +83,8 @@ def test_the_overview_documents_every_verb_and_exit_code(capsys: pytest.CaptureF
      ("train --steps 0", "--steps: '0' is not a whole number", "--help"), ("plan --set", "--set: expected", "--help"),
      ("probe --kind gpu", "--kind = 'gpu' is not a choice", "did you mean 'cuda'?"),
      ("plan --set cluster.device=gpu", "cluster.device = 'gpu' is not in the catalog", "did you mean 'cuda'?"),
+     ("checkpoint list x", "ACTION = 'list' is not a choice", "did you mean 'ls'?"),
+     ("checkpoint compare x y", "ACTION = 'compare' is not a choice", "did you mean 'diff'?"),
      ("report /nowhere", "'/nowhere' is not a run's directory", ""),
      ("verify --dtype fp31", "unknown precision", "fp32"),
      ("plan --set task.optimizer.lrr=1", "--set: unknown key 'task.optimizer.lrr'", "did you mean 'lr'?"),

@@ -119,3 +119,12 @@ def test_objects_that_can_be_used_stay() -> None:
     data, listed = Rows(), [{"x": 1}]
     assert paceline.Task(data=data).data is data and paceline.Task(data=listed).data is listed
     assert paceline.Task(model=Rows).model is Rows, "a class makes a model"
+
+
+def test_a_function_that_makes_the_data_is_answered_with_its_call() -> None:
+    def rows() -> Rows:
+        return Rows()
+
+    with pytest.raises(ConfigError) as refused:
+        paceline.Task(data=rows)  # type: ignore[arg-type]
+    assert "what it returns is wanted" in str(refused.value) and refused.value.try_.endswith("rows()")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from paceline.observe.live.spent import SpentAmount
 from paceline.plan.explain.headline import energy_text
-from paceline.report.format import figure, plural, quantity, signed_percent, utc
+from paceline.report.drawn.figures import loss_chart
+from paceline.report.format import figure, quantity, signed_percent, utc
+from paceline.report.series import thin
 from paceline.run.record.status import sparkline
 from paceline.spec.survive.budget import BUDGETS
-from paceline.units import format_amount, format_loss, format_usd
+from paceline.units import format_amount, format_loss, format_usd, plural
 
 
 @pytest.mark.parametrize(
@@ -90,3 +93,10 @@ def test_counts_and_moments() -> None:
 def test_a_plans_energy_is_written_as_the_reports(kwh: float) -> None:
     live = SpentAmount("kwh", kwh, None, None, None)
     assert energy_text(kwh) == quantity(kwh, "kWh") == live.said(kwh)
+
+
+def test_a_loss_is_in_nats_where_it_is_known_to_be() -> None:
+    """A squared error, or what an objective of one's own returns, is not."""
+    losses = thin(np.arange(3.0), np.array([3.0, 2.0, 1.0]), 10)
+    texts = [loss_chart(losses, losses, losses, by_frequency) for by_frequency in (None, 2.5)]
+    assert ["nats" in text for text in texts] == [False, True] and "loss per item" in texts[0]

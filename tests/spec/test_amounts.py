@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples, in_steps, total_steps
 from paceline.spec.task import Task
-from paceline.units import Amount, format_count, format_rate, format_seconds, parse_seconds
+from paceline.units import Amount, format_count, format_data, format_rate, format_seconds, parse_seconds
 
 
 def test_batch_in_tokens_and_samples() -> None:
@@ -57,6 +57,11 @@ def test_a_tenth_is_a_tenth() -> None:
 def test_epochs_need_the_size_of_the_data() -> None:
     with pytest.raises(ConfigError, match="not known"):
         total_steps(Task(stop=Amount(1, "epochs")), 16, 256, 0)
+
+
+def test_how_much_data_there_is_has_the_prefixes_of_files() -> None:
+    """Not those of counts, whose "B" is a billion: 3 bytes are no "3B", and 5 GB no "5 BB"."""
+    assert [format_data(count) for count in (3, 650_000, 5e9)] == ["3 B", "650 kB", "5 GB"]
 
 
 def test_figures_have_the_prefix_that_fits_them_as_they_are_rounded() -> None:

@@ -43,7 +43,7 @@ VERBS = {
     "deliver": "a run's journal to MLflow, trackio, W&B, Prometheus: what they have missed",
     "evaluate": "a run's weights on what it held out, or on a test set",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
-    "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
+    "checkpoint": "a run's checkpoints: ls, show, verify, diff, convert",
     "backtest": "forecasts against measured tables, published ones or your own",
     "data": "prepare token shards, and look at what data hold",
     "doctor": "what is there for training here, and what to do about what is not",

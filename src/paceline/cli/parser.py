@@ -58,7 +58,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message, f"`{self.prog}` cannot read it", f"{self.prog} --help")
 
     def _refuse_value(self, name: str, complaint: str) -> NoReturn:
-        action = self._option_string_actions.get(name)
+        written_alone = {str(each.metavar or each.dest): each for each in self._actions if not each.option_strings}
+        action = self._option_string_actions.get(name) or written_alone.get(name)
         choice = re.match(r"invalid choice: '(.*)' \(", complaint)
         if action and action.choices and choice:
             known = [str(known) for known in action.choices]

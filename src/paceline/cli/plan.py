@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ def _short(options: argparse.Namespace) -> list[Override]:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits."""
+    """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits, or `train` would refuse the price."""
     if options.models:
         return _models(options.json)
     from paceline.session.verbs.planning import OF_ONE_PLAN, answer
@@ -119,12 +120,23 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         from paceline.spec.load import spec_to_dict
 
+        _hold_budget(found, say)
         shape, fields = _fields(found, options.explain, options.all)
         print_json({**fields, "spec": spec_to_dict(spec)}, shape)
         return 0
     for line in _lines(found, spec, options.explain, options.all):
         say(line)
+    _hold_budget(found, say)
     return 0
+
+
+def _hold_budget(found: Answer, say: Callable[[str], None]) -> None:
+    """Say what the run's budgets leave, and raise what `train` would where the plan is beyond one."""
+    from paceline.plan.planned import Planned
+    from paceline.session.ready.budget import check_budget
+
+    if isinstance(found, Planned):
+        check_budget(found, say)
 
 
 def _provenance(spec: Spec, as_json: bool) -> int:

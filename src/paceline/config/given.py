@@ -6,6 +6,7 @@ import numbers
 import operator
 import os
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 from paceline.config.fields import HeldWord
@@ -148,6 +149,11 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
         raise ConfigError(
             f"{key} = {literal(value)} cannot be used", "it is a class, and an object of it is wanted",
             f"{value.__name__}(...)",
+        )  # fmt: skip
+    if isinstance(value, FunctionType):
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used", "it is a function, and what it returns is wanted",
+            f"{value.__name__}()" if value.__name__.isidentifier() else "a call of it",
         )  # fmt: skip
     if "__len__ __getitem__" in member.objects and hasattr(value, "dataset") and hasattr(value, "batch_size"):
         raise ConfigError(

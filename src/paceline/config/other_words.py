@@ -85,6 +85,7 @@ _VALUES: dict[str, str] = {
     "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
     "int4": '"nf4"', "4bit": '"nf4"',
     "gpu": '"cuda"', "gpus": '"cuda"', "nvidia": '"cuda"', "cuda:0": '"cuda"',
+    "list": "ls", "compare": "diff",  # of checkpoints
     # Schedules of transformers.
     "linearwithwarmup": 'task.schedule = { kind = "linear", warmup = "100 steps" }',
     "constantwithwarmup": 'task.schedule = { kind = "constant", warmup = "100 steps" }',

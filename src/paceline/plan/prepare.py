@@ -19,6 +19,7 @@ from paceline.task.data.listed_once import listed_once
 from paceline.task.data.order.budget import TokenBudget, budget_of, rows_of_task
 from paceline.task.data.order.lengths import RowLengths
 from paceline.task.data.source import open_sources
+from paceline.task.models.sizes import check_name
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
 
@@ -33,6 +34,8 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
 
 
 def _prepared(spec: Spec, say: Callable[[str], None] | None) -> Prepared:
+    if isinstance(spec.task.model, ModelSpec):
+        check_name(spec.task.model.name)  # before hours of tokenising
     settled = settle(spec, say)
     spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from paceline.history.phases import Start
 from paceline.history.records import NO_START, Records, StepTable, number, table, text
-from paceline.report.format import plural
 from paceline.report.watched.metered import metered_energy
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
 from paceline.spec.journal.rates import AMOUNTS, rate_of
 from paceline.spec.journal.steady import BUSY, FIRST
 from paceline.spec.journal.watching import NodeSample
+from paceline.units import plural
 
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
 STEP_TIME, MEMORY, RUN_TIME = "step_time", "memory", "run_time"

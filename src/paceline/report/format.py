@@ -19,11 +19,6 @@ from paceline.units import (
 UNKNOWN = "unknown"
 
 
-def plural(count: int, word: str) -> str:
-    """Return a count of things: "1 step", "1,200 steps"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 def figure(name: str, value: float) -> str:
     """Return a machine's figure by the unit its name ends in: "8.0 GiB", "11 GB/s", "61 µs", "$0.05"."""
     if name.endswith("bytes_per_second"):

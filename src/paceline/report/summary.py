@@ -27,7 +27,7 @@ from paceline.report.compare import (
     time_groups,
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
-from paceline.report.format import plural, quantities, signed_percent
+from paceline.report.format import quantities, signed_percent
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
 from paceline.report.held_out.written_texts import WrittenTexts, written_of
 from paceline.report.notebook.table import inline_html
@@ -46,7 +46,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import SCHEMA, own_fields, plain
 from paceline.spec.journal.watching import HealthSample, NodeSample
-from paceline.units import format_seconds
+from paceline.units import format_seconds, plural
 from paceline.verdict.verdict import BoundVerdict
 
 UNFINISHED = "unfinished"

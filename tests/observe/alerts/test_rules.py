@@ -405,3 +405,13 @@ def test_intervals_in_every_unit_are_the_steps_that_training_makes_of_them(every
     start = started(checkpoint_every=every)
     seen.add(dataclasses.replace(start, facts={"items_per_sample": 16, "samples": 250}))
     assert seen.steps_between("run", "checkpoint_every") == steps
+
+
+def test_a_run_that_fails_is_told_in_its_own_terminal_by_itself(tmp_path: Path) -> None:
+    """Its error stands there anyway: what the rules say of it is on record, and sent."""
+    watched = Watched(tmp_path)
+    fault = FaultRecord("the metric 'mine' raised KeyError", "it was called with a batch", rank=0, time=BEGAN + 1)
+    end = RunEnded("failed", 2, {"what": fault.what, "try": "a function"}, 0, 1.0, time=BEGAN + 2)
+    fired = watched.take(started(), fault) + watched.take(end)
+    assert [each.rule for each in fired] == ["rank_down", "finished"] and all(each.sent for each in fired)
+    assert len(watched.said) == 1 and "try: nothing, where run.recovery has the run go on" in watched.said[0]

@@ -26,6 +26,8 @@ from paceline.plan.explain.money import (
 from paceline.plan.explain.screen import LINES, screen_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.risk.contest import Contender, Contest
+from paceline.plan.search.limits import Limits
+from paceline.spec.forecast import Estimate, Term
 from paceline.spec.load import load_spec
 from paceline.units import format_seconds
 
@@ -162,3 +164,18 @@ def test_all_needs_what_it_adds_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) > 3 * len(short.splitlines())
     assert main(["plan", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["expected"]["usd"] > 0
+
+
+def test_a_correction_that_is_larger_than_the_terms_shown_is_shown(large: Planned) -> None:
+    """It was counted among "others", which took less than no time."""
+    time = (*large.forecast.time, Term("learnt here", -0.9 * large.forecast.step_seconds.value, "", "measured"))
+    lines = screen_lines(dataclasses.replace(large, forecast=dataclasses.replace(large.forecast, time=time)))
+    assert any("learnt here [measured]" in line for line in lines)
+    assert not any(re.search(r"-\d+% .* others", line) for line in lines)
+
+
+def test_a_small_budget_is_told_in_its_own_figures() -> None:
+    """A run that costs $0.0003 does not cost $0, and its budget of $0.0001 is no budget of $0."""
+    limits = Limits(None, 0.0001, 40)
+    forecast = dataclasses.replace(planned().forecast, usd=Estimate(0.0003211, 0.0003, 0.0004, "assumed"))
+    assert limits.names == "$0.0001 budget" and "costs $0.0003211: the budget of $0.0001" in limits.refusal(forecast)

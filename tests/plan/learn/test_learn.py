@@ -25,6 +25,7 @@ from paceline.plan.learn.store import (
     read_observations,
     write_observation,
 )
+from paceline.plan.risk.contest import contest
 from paceline.plan.search.search import search
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RanksRecord
@@ -358,3 +359,14 @@ def test_what_ranks_waited_for_cores_is_the_load_of_a_run_of_several():
     assert _core_share_of_ranks(told[:1], start, HERE) is None
     turns = dataclasses.replace(HERE, device=dataclasses.replace(HERE.device, core_share=0.5))
     assert _core_share_of_ranks(told, start, turns) is None, "ranks that share cores wait for each other"
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.55, 1.6])
+def test_what_is_left_to_gain_by_trying_is_no_less_than_nothing(factor):
+    """What was learnt takes a part off all other terms; as a cause of its own it made plans that took no time."""
+    runs = [run_of(layout=layout, factor=factor, date=f"2026-01-0{day}") for layout in LAYOUTS for day in (1, 2, 3)]
+    found = search(SMALL, HERE, PlanSpec(), batch_samples=64, steps=1, learnt=learnt_from(*runs))
+    step = found.best.forecast.step_seconds
+    judged = contest(found.candidates, {"time": 1.0}, dataclasses.replace(step, high=3 * step.value))
+    assert 0 <= judged.regret_tried <= judged.regret < 1
+    assert all(contender.regret >= 0 for contender in judged.contenders)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from paceline.cli.main import main
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
 from paceline.session.ready.budget import check_budget, forecast_of
@@ -81,3 +83,21 @@ def test_money_that_nobody_can_count_is_no_limit() -> None:
         )  # fmt: skip
         with pytest.raises(ConfigError, match=f"{limit} = 1000 counts what is not known here"):
             check_budget(unpriced, lambda line: None)
+
+
+def test_a_plan_ends_as_training_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script asks `plan` before it queues a job: it said 0 of what `train` then refused."""
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC % (tmp_path / "run"))
+    plain = ["plan", str(path)]
+    assert main([*plain, "--set", "run.budget.usd=1000000"]) == 0
+    assert "budget   $1,000,000 of $1,000,000 is left" in capsys.readouterr().out
+    small = [*plain, "--set", "run.budget.usd=0.01"]
+    assert main([*small, "--set", "run.budget.forecast=tell"]) == 0
+    capsys.readouterr()
+    assert main(small) == 3
+    told = capsys.readouterr()
+    assert "s/step" in told.out and "is beyond the budget" in told.err, "the plan is shown all the same"
+    assert main([*small, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 3
+    assert main([*plain, "--set", "run.budget.kg_co2e=1", "--set", "cluster.region=none"]) == 2

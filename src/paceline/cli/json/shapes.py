@@ -34,8 +34,8 @@ ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
 ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
 DASH, COMPARED_RUNS = "paceline dash", "paceline compare"
 EXPORT, EVALUATE = "paceline export", "paceline evaluate"
-LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
-COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
+LIST, SHOW, CHECK = "paceline checkpoint ls", "paceline checkpoint show", "paceline checkpoint verify"
+COMPARE, CONVERT = "paceline checkpoint diff", "paceline checkpoint convert"
 BACKTEST, LEFT_OUT = "paceline backtest", "paceline backtest --leave-one-source-out"
 PREPARE, SCORE = "paceline data prepare", "paceline data score"
 COPIES, INSPECT = "paceline data copies", "paceline data inspect"
@@ -178,6 +178,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "differences": "`name` and `values` of what is not the same in spec, plan, data and versions",
         "step": "the last one that all runs have",
         "last_steps": "how many steps up to it the losses are means of",
+        "held_out_step": "the last step after which all were evaluated, null where there is none",
         "note": "what noise is known",
         "curves": "of each run loss and seconds over steps, thinned for drawing: `points`, `total`, `missing`",
     },

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from paceline.observe.alerts.message import FIRING, RESOLVED, AlertMessage, line_of_alert
 from paceline.observe.alerts.outbox import Outbox
+from paceline.observe.alerts.rules.ending import Finished
 from paceline.observe.alerts.rules.machine import MemoryNear
 from paceline.observe.alerts.rules.ranks import RankDown
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
@@ -193,7 +194,7 @@ class AlertWatch:
         record = self._redactor.record(AlertRecord(**{**vars(record), "sent": sends}))
         if self._file is not None:
             self._file.write(record)
-        if record.severity != SEVERITIES[0]:
+        if record.severity != SEVERITIES[0] and record.rule != Finished.name:  # the run itself says how it has ended
             self._say(f"alert    {line_of_alert(record)}")
         if record.state == FIRING:
             self._trace_of(record.rule)

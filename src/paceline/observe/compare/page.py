@@ -24,7 +24,7 @@ def compare_html(found: RunComparison) -> str:
         f'<p class="meta">at step {found.step:,}, the last one that all have; losses are means of the last'
         f" {found.last_steps} steps</p></header>"
         + (figures if are_few else "")
-        + section("Loss", _chart(found, 0, "loss, nats per item", "Losses of the runs over steps"))
+        + section("Loss", _chart(found, 0, "loss per item", "Losses of the runs over steps"))
         + section(
             "Speed", _chart(found, 1, "seconds per step", "Seconds per step of the runs over steps", is_usual=True)
         )

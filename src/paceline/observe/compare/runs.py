@@ -19,15 +19,19 @@ from paceline.observe.live.run import LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import spent_so_far
 from paceline.report.compare import median
+from paceline.report.format import quantity
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
 from paceline.spec.run_files import is_run
+from paceline.units import plural
 
 MOST_RUNS, LEAST_RUNS = 20, 2
 LAST_SHARE, LEAST_LAST, MOST_LAST = 0.1, 20, 500  # of the steps that all have: losses are means over the last ones
 POINTS = 300
 STEPS, SEEDS = "steps", "seeds"
 ALONE = "another run of each may say otherwise"
+UNITS = {"step seconds": "s", "peak bytes": "B", "USD": "USD", "kWh": "kWh"}  # of figures that have one
+BATCH = "plan.batch_samples"  # the option that says how many samples a step has
 OpensRun = Callable[[], contextlib.AbstractContextManager[LiveRun]]
 
 
@@ -76,9 +80,11 @@ class ComparedFigure:
     @property
     def text(self) -> str:
         """The difference in one line."""
-        noise = "" if self.plus_minus is None else f" ± {self.plus_minus:.3g}"
+        unit = UNITS.get(self.figure, "")
+        noise = "" if self.plus_minus is None else f" ± {_amount(self.plus_minus, unit)}"
         percent = "" if self.relative is None else f" ({self.relative:+.1%})"
-        words = f"{self.run} against {self.against}: {self.difference:+.4g}{noise}{percent}"
+        sign = "+" if self.difference >= 0 else ""
+        words = f"{self.run} against {self.against}: {sign}{_amount(self.difference, unit)}{noise}{percent}"
         if self.sure is None and not self.difference:
             return f"{self.run} against {self.against}: equal"
         if self.sure is None:
@@ -91,15 +97,24 @@ class ComparedFigure:
         return f"{words}; {self.better} is better, {sure:.4g} sure"
 
 
+def _amount(value: float, unit: str) -> str:
+    """Return a difference in the unit that its figure is printed in elsewhere; a loss in four figures."""
+    return quantity(value, unit) if unit else f"{value:.4g}"
+
+
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs beside each other. `step` is the last one that all have; losses are means over `last_steps` up to it."""
+    """Runs beside each other. `step` is the last one that all have; losses are means over `last_steps` up to it.
+
+    `held_out_step` is the last one after which all were evaluated, None where there is none.
+    """
 
     runs: tuple[ComparedRun, ...]
     figures: tuple[ComparedFigure, ...]
     differences: tuple[DifferentOption, ...]
     step: int
     last_steps: int
+    held_out_step: int | None
     note: str
     curves: tuple[tuple[Series, Series], ...]  # of each run: loss and seconds of steps
 
@@ -137,7 +152,9 @@ def _reader(run: LiveRun) -> OpensRun:
 def compare_live(runs: Sequence[tuple[str, OpensRun]]) -> RunComparison:
     """Return the comparison of runs that are read while they may go on. Raises ConfigError for less than two."""
     if not LEAST_RUNS <= len(runs) <= MOST_RUNS:
-        raise ConfigError(f"{len(runs)} runs to compare", f"it takes {LEAST_RUNS} to {MOST_RUNS}", "name others")
+        raise ConfigError(
+            f"{plural(len(runs), 'run')} to compare", f"it takes {LEAST_RUNS} to {MOST_RUNS}", "name others"
+        )
     taken = []
     for name, reader in runs:
         with reader() as run:
@@ -148,7 +165,7 @@ def compare_live(runs: Sequence[tuple[str, OpensRun]]) -> RunComparison:
                 f"{each.name} has made no step yet", "there is nothing to compare", "wait, or leave it out"
             )
     common = int(min(each.values.column("step")[-1] for each in taken))
-    last = min(MOST_LAST, max(LEAST_LAST, math.ceil(common * LAST_SHARE)))
+    last = min(MOST_LAST, max(LEAST_LAST, math.ceil(common * LAST_SHARE)), common)
     groups = _groups([each.start for each in taken], same_but_for_the_seed)
     evaluated = set.intersection(*(set(each.evaluations) for each in taken))
     held_step = max((step for step in evaluated if step <= common), default=None)
@@ -164,8 +181,10 @@ def compare_live(runs: Sequence[tuple[str, OpensRun]]) -> RunComparison:
         " called better; runs that differ by task.seed alone would tell"
     )
     curves = tuple(_curves(each.values) for each in taken)
-    starts = [each.start for each in taken]
-    return RunComparison(tuple(compared), tuple(figures), differences(starts), common, last, note, curves)
+    differing = differences([each.start for each in taken])
+    if any(option.name == BATCH for option in differing):
+        note += "; their batches differ, so at one step they have seen other numbers of samples"
+    return RunComparison(tuple(compared), tuple(figures), differing, common, last, held_step, note, curves)
 
 
 def _take(name: str, run: LiveRun) -> _Taken:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from paceline.observe.compare.runs import RunComparison
 from paceline.report.format import quantity
-from paceline.units import format_count, format_loss, format_seconds
+from paceline.units import format_count, format_loss, format_seconds, plural
 
-MOST_DIFFERENCES, WIDTH = 30, 36
+MOST_DIFFERENCES, WIDTH = 30, 36  # options that are shown, and characters of a value
+TOLD_WHOLE = 2  # of so many runs every difference is told in words
 
 
 def compare_lines(found: RunComparison) -> list[str]:
@@ -24,12 +25,20 @@ def compare_lines(found: RunComparison) -> list[str]:
         )  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", f"at step {found.step:,}, over the last {found.last_steps} steps; {found.note}"]
-    lines += [f"{each.figure:<14} {each.text}" for each in found.figures]
+    held = "" if found.held_out_step is None else f", held-out losses after step {found.held_out_step:,}"
+    lines += ["", f"at step {found.step:,}, over the last {plural(found.last_steps, 'step')}{held}; {found.note}"]
+    told = found.figures
+    if len(found.runs) > TOLD_WHOLE:  # the table has the values of the others
+        told = tuple(each for each in told if each.sure is not None)
+    lines += [f"{each.figure:<14} {each.text}" for each in told]
+    if left := len(found.figures) - len(told):
+        lines.append(f"{plural(left, 'difference')} whose noise is not known: the table above, or --json")
     if found.differences:
         lines += ["", "what differs"]
-    for option in found.differences[:MOST_DIFFERENCES]:
-        lines.append(f"  {option.name:<{WIDTH}} {'  |  '.join(_short(value) for value in option.values)}")
+    shown = found.differences[:MOST_DIFFERENCES]
+    width = max((len(option.name) for option in shown), default=0)
+    for option in shown:
+        lines.append(f"  {option.name:<{width}}  {'  |  '.join(_short(value) for value in option.values)}")
     left = len(found.differences) - MOST_DIFFERENCES
     return [*lines, f"  and {left:,} more: --json has all"] if left > 0 else lines
 

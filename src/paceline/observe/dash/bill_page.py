@@ -8,7 +8,7 @@ from paceline.account.bill import GROUPS, Bill
 from paceline.account.texts import HEADS, cells_of, notes_of
 from paceline.observe.dash.page import static
 from paceline.report.drawn.markup import esc, listing, section, table_html
-from paceline.report.format import plural
+from paceline.units import plural
 
 
 def bill_page(bill: Bill, made: str) -> str:

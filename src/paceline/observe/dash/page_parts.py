@@ -46,11 +46,11 @@ from paceline.report.drawn.figures import (
     speed_chart,
 )
 from paceline.report.drawn.markup import esc, listing, note_html, pill, shown, table_html
-from paceline.report.format import plural, utc
+from paceline.report.format import utc
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
 from paceline.spec.journal.watching import NodeSample
-from paceline.units import format_count, format_loss, format_seconds
+from paceline.units import format_count, format_loss, format_seconds, plural
 
 POINTS = 500  # of a curve: the page is drawn again and again
 STYLES = {RUNNING: "good", "complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad", SILENT: "warn"}

@@ -69,7 +69,7 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
     total = math.fsum(term.value for term in terms)
     if not math.isfinite(total):
         return [f"{title}: unknown"]
-    largest = sorted(terms, key=lambda term: -term.value)
+    largest = sorted(terms, key=lambda term: -abs(term.value))
     shown = [(term.name, term.value, f" [{term.source}]") for term in largest[:TERMS]]
     if rest := largest[TERMS:]:
         shown.append((f"{len(rest)} others", math.fsum(term.value for term in rest), ""))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.components import cause_seconds
+from paceline.plan.cost.components import cause_seconds, without
 from paceline.plan.cost.pricing import time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.search.found import Candidates
@@ -101,7 +101,12 @@ def settings_of(columns: Columns) -> Ints:
 
 
 def _cause_seconds(context: PricedTask, plans: Columns) -> Floats:
-    return cause_seconds((column.name, column.kind, column.values) for column in time_components(Sheet(context, plans)))
+    """Return every plan's seconds by cause (plan x cause).
+
+    What was learnt from runs is none: it is a part of the sum of the others, often below zero, and moves as they do.
+    """
+    columns = without(time_components(Sheet(context, plans)), "learnt")
+    return cause_seconds((column.name, column.kind, column.values) for column in columns)
 
 
 def drawn_factors(causes: Floats, settings: Ints, spread: float) -> Floats:

@@ -13,7 +13,7 @@ from paceline.plan.risk.chance import normal_tail
 from paceline.plan.search.values import Values
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Z80, Estimate, Forecast
-from paceline.units import format_durations, format_seconds
+from paceline.units import format_durations, format_seconds, format_usd
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Limits:
     def names(self) -> str:
         """The limits there are, in words."""
         stated = [format_seconds(self.deadline) + " deadline"] if self.deadline is not None else []
-        stated += [f"${self.budget_usd:,.0f} budget"] if self.budget_usd is not None else []
+        stated += [f"{format_usd(self.budget_usd)} budget"] if self.budget_usd is not None else []
         return " and ".join(stated)
 
     def keeps(self, values: Values, cluster: Cluster) -> Flags:
@@ -67,7 +67,7 @@ class Limits:
         if self.budget_usd is not None and not usd <= self.budget_usd:
             steps = math.floor(self.steps * self.budget_usd / usd) if math.isfinite(usd) else 0
             pays = f"pays for {steps:,} of {self.steps:,} steps"
-            broken.append(f"costs ${usd:,.0f}{losses}: the budget of ${self.budget_usd:,.0f} {pays}")
+            broken.append(f"costs {format_usd(usd)}{losses}: the budget of {format_usd(self.budget_usd)} {pays}")
         return ", and ".join(broken)
 
     def fix(self, cluster: Cluster) -> str:

@@ -59,7 +59,10 @@ def promise_card(promise: Promise, title: str) -> str:
 def loss_chart(
     training: Series, smooth: Series, held_out: Series, by_frequency: float | None = None, markers: Markers = ()
 ) -> str:
-    """Return training and held-out losses over steps; with `smooth` means, single steps are faint."""
+    """Return training and held-out losses over steps; with `smooth` means, single steps are faint.
+
+    Of text, where a loss `by_frequency` is known, they are in nats. What another objective returns has its own unit.
+    """
     is_smooth = bool(smooth.points)
     lines = [Line("" if is_smooth else "training", training.points, "faint" if is_smooth else "train")]
     if is_smooth:
@@ -72,7 +75,7 @@ def loss_chart(
         lines,
         label="Training and held-out loss over steps",
         x_label="step",
-        y_label="loss, nats per item",
+        y_label="loss per item" if by_frequency is None else "loss, nats per item",
         reference=(by_frequency, "by frequency") if by_frequency is not None else None,
         markers=markers,
         log=min(values) > 0 and max(values) > 20 * min(values),

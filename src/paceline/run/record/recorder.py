@@ -148,6 +148,7 @@ class Recorder(TellsDecisions):
     def step(self, stats: StepStats, loss_scale: float | None, sample_ids: list[int] | None) -> None:
         """Record a step."""
         turns = {name: dataclasses.asdict(turn) for name, turn in stats.turns.items()}
+        items = self._brief.items_of_step(stats.position_after - stats.position_before, stats.weight)
         self._write(
             StepRecord(
                 step=stats.step,
@@ -158,7 +159,7 @@ class Recorder(TellsDecisions):
                 grad_norm=stats.grad_norm,
                 lr=stats.lr,
                 seconds=stats.seconds,
-                tokens_per_second=stats.weight / stats.seconds["total"],
+                tokens_per_second=items / stats.seconds["total"],
                 peak_bytes=self._meter.peak_bytes(),
                 loss_scale=loss_scale,
                 updated=None if loss_scale is None and stats.updated else stats.updated,

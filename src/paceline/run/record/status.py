@@ -98,7 +98,8 @@ class StatusLine:
     def _line(self, record: StepRecord, step: int, loss: float) -> str:
         brief = self._brief
         seconds = sorted(self._recent)[len(self._recent) // 2]
-        rate = (record.weight or 0.0) / seconds
+        taken = (record.position_after or 0) - (record.position_before or 0)
+        rate = brief.items_of_step(taken, record.weight or 0.0) / seconds
         left = (brief.steps - step) * seconds
         losses = [f"{name} {format_loss(turn['loss'])}" for name, turn in (record.turns or {}).items()]
         losses = losses or [format_loss(loss)]

@@ -15,6 +15,7 @@ from paceline.session.ready.brief_of_plan import make_brief
 from paceline.session.ready.budget import check_budget
 from paceline.session.ready.disk import disk_lines
 from paceline.session.ready.prove import prove
+from paceline.session.ready.same_task import check_same_task
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.standby import Standby
 from paceline.supervise.told.brief import Brief
@@ -25,8 +26,9 @@ Say = Callable[[str], None]
 def confirm_and_price(planned: Planned, say: Say) -> tuple[Planned, tuple[DecisionRecord, ...]]:
     """Confirm the plan's micro-batch where the spec asks for that, say plan and price, and return what was decided.
 
-    Raises where the price is beyond the run's budget.
+    Raises where the run's directory holds another task's run, or the price is beyond the run's budget.
     """
+    check_same_task(planned.spec)
     planned, decisions = confirm_micro_batch(planned, say)
     for line in (*headline_lines(planned), *disk_lines(planned)):
         say(line)

@@ -38,6 +38,7 @@ def make_brief(
         steps=planned.steps,
         items_per_sample=planned.facts.items_per_sample,
         unit=planned.facts.unit,
+        items_of_sample=_items_of_sample(planned),
         device=cluster.device.kind,
         threads=planned.threads,
         step_seconds=forecast.step_seconds.value,
@@ -62,6 +63,13 @@ def make_brief(
         smaller=smaller_plans(planned.search.candidates.context, plan),
         redraws=is_notebook(),
     )
+
+
+def _items_of_sample(planned: Planned) -> float:
+    """Return how many items the forecast counts for each sample that a step takes from the order."""
+    forecast = planned.forecast
+    taken = planned.spec.task.selection.candidates_of(planned.batch_samples)
+    return forecast.tokens_per_second * forecast.step_seconds.value / taken
 
 
 def _started(planned: Planned) -> list[DecisionRecord]:

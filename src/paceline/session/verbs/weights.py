@@ -16,6 +16,7 @@ from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
 from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, TOKENIZER, folder_of, is_model_folder
+from paceline.spec.run_files import is_run
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.huggingface.road import read_config
 from paceline.task.models.shape import DecoderConfig
@@ -61,8 +62,14 @@ def export_run(run_dir: Path, out: Path, step: int | str | None = None, *, merge
     `step` may be BEST. Of a run with adapters these alone are written, as peft reads them, or with `merge` whole
     weights with the adapters added to them.
 
-    Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
+    Raises as `choose_checkpoint`, ConfigError where `out` is a run's directory, and StorageError where it cannot be
+    written.
     """
+    if is_run(out):
+        raise ConfigError(
+            f"cannot export weights to {out}", "it is a run's directory, among whose files they would lie",
+            f"a folder of their own, such as {out.resolve().name}-weights",
+        )  # fmt: skip
     chosen = choose_checkpoint(run_dir, step)
     kind, files = write_weights(run_dir, chosen, out, merge=merge)
     size = sum(file.stat().st_size for file in files)

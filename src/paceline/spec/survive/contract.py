@@ -149,10 +149,12 @@ def check_contract(then: Mapping[str, object], now: Mapping[str, object], run_di
     refused = [change for change in changes if change.clause.on_resume == REFUSED]
     if refused:
         names = ", ".join(change.option for change in refused)
+        reasons = dict.fromkeys(change.clause.because for change in refused)  # each with the changes that it is of
+        told = {why: [str(change) for change in refused if change.clause.because == why] for why in reasons}
         raise ConfigError(
             f"{run_dir} holds a run of another task: {names} {'differs' if len(refused) == 1 else 'differ'}",
-            "; ".join(f"{change}: {change.clause.because}" for change in refused),
-            "undo the change, or start a new run in another run.dir",
+            "; ".join(f"{', '.join(changes)}: {why}" for why, changes in told.items()),
+            "undo the change, or start a new run in another run.dir (unset, it is runs/ and task.name)",
         )
     return [change for change in changes if change.clause.on_resume == NOTICE]
 

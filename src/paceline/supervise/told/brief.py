@@ -42,7 +42,17 @@ class Brief:
     smaller: tuple[SmallerPlan, ...] = ()  # plans that need less memory, the smallest change first
     # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
     read_steps: int | None = None
+    items_of_sample: float = math.nan  # items that the forecast counts for a sample of the order; NaN where unknown
     redraws: bool = False  # whether steps are shown where text may change: in one line, over and over
+
+    def items_of_step(self, samples: int, weight: float) -> float:
+        """Return how many items a step computed that took so many samples from the order.
+
+        They are counted as the forecast counts them: tokens of rows as full as they come, whether the loss counts
+        them or not, or samples. So a step's rate stands beside the forecast's, whatever an objective weighs.
+        Without a forecast they are what its loss counts, its `weight`.
+        """
+        return samples * self.items_of_sample if math.isfinite(self.items_of_sample) else weight
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""

@@ -13,7 +13,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.data.source import corpus_sources, is_text, open_sources, sources_of_table
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import TOKEN_KINDS, kind_of_source
-from paceline.units import format_count
+from paceline.units import format_data, plural
 
 if TYPE_CHECKING:
     from paceline.task.data.rows.packed_source import PackedSource
@@ -80,7 +80,7 @@ def data_facts(data: object, say: Say | None = None) -> DataFacts:
         description = str(described)
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
-        description = f"{train.samples:,} samples of {name}"
+        description = f"{plural(train.samples, 'sample')} of {name}"
     shown = (NO_VALIDATION_PART,) if validation is None and is_own(data) else ()
     skipped = getattr(getattr(train, "listing", None), "skipped", ())
     notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
@@ -165,7 +165,7 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
     notes += _skipped_notes(corpus)
-    description = f"{format_count(corpus.bytes)}B of {corpus.what}"
+    description = f"{format_data(corpus.bytes)} of {corpus.what}"
     facts = _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
     shown = _left_out(corpus, "documents")
     if validation is None and data.validation_fraction:

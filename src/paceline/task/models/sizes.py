@@ -110,6 +110,22 @@ def base_of(name: str) -> DecoderConfig | None:
     return NAMED_SIZES.get(name) or (road_of(name).decoder if folder_of(name) is not None else None)
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigError where a model's name is neither a size, nor an import path, nor that of a folder that is there.
+
+    It imports nothing of an import path and reads nothing of the data: it can be asked before either is there.
+    """
+    if not is_factory(name) and base_of(name) is None:
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(
+        f"there is no model '{name}'", "it is neither a named size nor an import path package.module:factory",
+        f"'./{name}', with a slash, for the folder" if is_model_folder(name) else suggestion(name, NAMED_SIZES),
+    )  # fmt: skip
+
+
 def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderConfig:
     """Return the decoder that a spec asks for, for data of `data_vocab` token values in samples of `seq_len` tokens.
 
@@ -118,11 +134,7 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
     """
     named = base_of(spec.name)
     if named is None:
-        raise ConfigError(
-            f"there is no model '{spec.name}'", "it is neither a named size nor an import path package.module:factory",
-            f"'./{spec.name}', with a slash, for the folder" if is_model_folder(spec.name)
-            else suggestion(spec.name, NAMED_SIZES),
-        )  # fmt: skip
+        raise _unknown(spec.name)
     if spec.arguments:
         raise ConfigError(
             f"model {spec.name} takes no arguments, given {', '.join(sorted(spec.arguments))}",

@@ -413,3 +413,18 @@ def test_the_lines_of_all_parts_are_the_lines_of_the_file(
         for document in (module.read_lines(entry, start, stop, spec, damaged) if stop > start else ())
     ]
     assert read == lines
+
+
+def test_an_empty_folder_is_not_answered_with_patterns(tmp_path: Path) -> None:
+    assert "include" not in refusal(tmp_path).try_
+    write(tmp_path / "x.unknown", "a")
+    assert "include" in refusal(tmp_path).try_
+
+
+@pytest.mark.parametrize("field", ["text", "tokens"])
+def test_labels_of_words_are_answered_with_what_reads_them(tmp_path: Path, field: str) -> None:
+    """A list of words is no text to be joined, and its tags are no labels of it."""
+    path = write(tmp_path / "ner.jsonl", '{"tokens": ["Anna", "sings"], "ner_tags": [1, 0]}')
+    assert "a data set of your own with a collate" in refusal(path, text_field=field).try_
+    path = write(tmp_path / "uneven.jsonl", '{"tokens": ["Anna", "sings"], "more": [1]}')
+    assert "collate" not in refusal(path, text_field=field).try_

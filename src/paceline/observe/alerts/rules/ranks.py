@@ -108,4 +108,4 @@ class StragglingRank(AlertRule):
 
 
 def _advice(because: str) -> str:
-    return f"the run goes on by itself where run.recovery lets it; cause: {because}" if because else "see the logs"
+    return f"nothing, where run.recovery has the run go on by itself; cause: {because}" if because else "see the logs"

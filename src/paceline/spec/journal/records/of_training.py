@@ -30,7 +30,14 @@ class StepRecord(Record):
             "s",
         ),
     ]
-    tokens_per_second: Annotated[float | None, Told("`weight` over `seconds.total`", "items/s")]
+    tokens_per_second: Annotated[
+        float | None,
+        Told(
+            "tokens, or samples, that were computed over `seconds.total`: all of a row, as the forecast counts them,"
+            " whether the loss counts them or not",
+            "items/s",
+        ),
+    ]
     peak_bytes: Annotated[
         int | None,
         Told(

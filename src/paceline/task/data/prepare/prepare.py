@@ -50,6 +50,7 @@ from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, from_json, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS
 from paceline.task.data.storage.locked import unlock
+from paceline.units import plural
 
 LOCK = "lock"  # the file of a folder of work that a preparation holds while it writes there
 FORMAT = 1  # raise it when the same documents would give other shards
@@ -296,7 +297,7 @@ def _index(
         first = next((each.left_out_first for each in receipts if each.left_out), "")
         raise DataError(
             f"'{job.data.source}' holds no text",
-            f"{job.files:,} files were read, all of them empty{f' or damaged: {first}' if first else ''}",
+            f"{plural(job.files, 'file')} read, and no text found{f' but damaged: {first}' if first else ''}",
             "name other data",
         )
     name = job.data.tokenizer if job.data.tokenizer in ("bytes", "bpe") else tokenizer.name

@@ -14,6 +14,7 @@ from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_
 from paceline.task.data.rows.packing import Ints
 from paceline.task.data.rows.rows_from import RowsAcross
 from paceline.task.data.sources.tokens import Split
+from paceline.units import plural
 
 
 class WindowsAsTheyLie(NamedTuple):
@@ -37,9 +38,10 @@ class TokenSource(SourceOfSplit):
         super().__init__(split, vocab, seq_len, cross_documents)
         self.samples = split.windows(seq_len)
         if not self.samples:
+            held = f"{plural(split.tokens, 'token')} in {plural(split.documents, 'document')}"
             raise DataError(
                 f"the {split.name} data do not make a single sample",
-                f"they are {split.tokens:,} tokens in {split.documents:,} documents; a sample needs {seq_len + 1:,}",
+                f"they are {held}; a sample needs {seq_len + 1:,}",
                 f"seq_len = {max(1, split.tokens - 1):,} or less, more text, or a lower validation_fraction"
                 if split.tokens > 1
                 else "more text, or validation_fraction = 0",

@@ -39,7 +39,7 @@ from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import LEARNT, ByteTokenizer, Tokenizer, is_own, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS, TokenWriter
-from paceline.units import format_count
+from paceline.units import format_data, plural
 
 FORMAT = 1  # raise it when the same documents would give other files
 
@@ -108,7 +108,7 @@ def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
     if not documents:
         raise DataError(
             f"'{data.source}' holds no text",
-            f"{len(listing.files):,} files were read, all of them empty"
+            f"{plural(len(listing.files), 'file')} read, and no text found"
             + (f"; {damaged.count:,} documents were left out, the first: {damaged.first}" if damaged.count else ""),
             "name other data",
         )
@@ -130,7 +130,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     if corpus is None:
         if say:
             how = f"{data.tokenizer} {data.vocab:,}" if data.tokenizer == "bpe" else data.tokenizer
-            say(f"tokenising {format_count(survey.bytes)}B of {listing.what} ({how}) into {final}")
+            say(f"tokenising {format_data(survey.bytes)} of {listing.what} ({how}) into {final}")
         write = functools.partial(_write_corpus, data, listing, survey, key)
         corpus = build_folder(final, signature, alone, write, load_corpus)
     left_out, first = survey.damaged.count, survey.damaged.first

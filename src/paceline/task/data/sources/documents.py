@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra
@@ -63,6 +63,10 @@ class Damaged:
         self.first = self.first or f"{error.what}: {error.because}"
 
 
+OF_WORDS = (  # labels of which are learnt by a few lines of one's own
+    "labels of words are read by a data set of your own with a collate, and learnt by an objective of your own: "
+    "docs/guide/task/data.md, 'Your own data'"
+)
 OF_TABLES = {"prompt", "messages", "conversations", "instruction", "question"}  # columns that no text is
 
 
@@ -257,6 +261,13 @@ def parse_record(line: bytes, where: str) -> object:
         raise DamagedData(f"{where} cannot be read", str(error).split(";")[0], "write such numbers as texts") from error
 
 
+def _is_of_words(record: Mapping[str, object]) -> bool:
+    """Return whether a record is a list of words beside lists of as many labels."""
+    lists = [value for value in record.values() if isinstance(value, list)]
+    words = [each for each in lists if all(isinstance(word, str) for word in each)]
+    return len(lists) > 1 and len({len(each) for each in lists}) == 1 and bool(words)
+
+
 def _text_of(record: object, field: str, where: str) -> bytes:
     """Return the record's text in UTF-8. Raises DamagedData where it is missing or not a string."""
     if not isinstance(record, dict):
@@ -272,11 +283,14 @@ def _text_of(record: object, field: str, where: str) -> bytes:
             near = 'pairs of answers are read by source = "paceline.task.data.pairs:preference_pairs"'
         elif OF_TABLES & set(record):  # as a part of a mixture, which is not looked into before it is read
             near = f'prompts and conversations are read by source = "table:..."; as texts: {near}'
+        elif _is_of_words(record):
+            near = OF_WORDS
         raise DamagedData(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
     if not isinstance(text, str):
         strings = [name for name, value in record.items() if isinstance(value, str)]
         strings = list(fields_of(text, field)) if isinstance(text, dict) else strings
         near = f"text_field = one of: {', '.join(strings)}" if strings else "write the text as a string"
+        near = OF_WORDS if _is_of_words(record) else near
         raise DamagedData(f"{where}: field '{field}' is not text", f"it is {_kind(text)}", near)
     try:
         return text.encode()

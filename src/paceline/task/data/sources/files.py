@@ -175,13 +175,14 @@ def _chosen(
     if not files:
         suffixes = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES
         known = " ".join(sorted({*TABLE_SUFFIXES, *suffixes} - (TEXT_SUFFIXES if "text" not in kinds else set())))
+        fix = 'name patterns to read: include = ["*.ext"]'
         if not seen:
-            why = "the folder holds no files (hidden ones do not count)"
+            why, fix = "the folder holds no files (hidden ones do not count)", "a folder with data in it"
         elif data.include:
             why = f"none of its {len(seen):,} files matches include = {list(data.include)}, such as {seen[0].name}"
         else:
             why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
-        raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
+        raise DataError(f"'{data.source}' holds no documents", why, fix)
     python = all(file.name.endswith(".py") for file in files)
     read = {file.name for file in files}
     left = [file.name for file in seen if file.name not in read]

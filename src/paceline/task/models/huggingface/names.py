@@ -71,10 +71,12 @@ def _experts(config: MoEConfig) -> dict[str, Shape]:
     }
 
 
-def check_shapes(wanted: Mapping[str, Shape], stored: Stored, aliases: Collection[str], path: str) -> None:
+def check_shapes(
+    wanted: Mapping[str, Shape], stored: Stored, aliases: Collection[str], path: str, fresh: Collection[str] = ()
+) -> None:
     """Raise ConfigError where files lack tensors, hold others than wanted or of other shapes; all are told at once.
 
-    `aliases` are names that files may hold besides.
+    `aliases` are names that files may hold besides, `fresh` the patterns that the task draws already.
     """
     missing = [name for name in wanted if name not in stored]
     unexpected = [name for name in stored if name not in wanted and name not in aliases]
@@ -87,16 +89,20 @@ def check_shapes(wanted: Mapping[str, Shape], stored: Stored, aliases: Collectio
              (shapes, "of another shape")]  # fmt: skip
     because = "; ".join(f"{len(names)} {what}: {_alike(names)}" for names, what in kinds if names)
     if because:
-        fix = f"the model that they were saved from{_drawn_instead([*missing, *unexpected, *shapes])}"
+        fix = f"the model that they were saved from{_drawn_instead([*missing, *unexpected, *shapes], fresh)}"
         raise ConfigError(f"the weights in {path} are not this model's", because, fix)
 
 
-def _drawn_instead(names: Sequence[str]) -> str:
-    """Return how a few parts that differ are drawn instead of read, such as a head or the rows of a vocabulary."""
-    parts = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in names))
+def _drawn_instead(names: Sequence[str], fresh: Collection[str]) -> str:
+    """Return how a few parts that differ are drawn instead of read, such as a head or the rows of a vocabulary.
+
+    The whole value of the option is said: with what is `fresh` already, and without parts of parts.
+    """
+    folders = dict.fromkeys(f"{name.rpartition('.')[0]}." for name in names)
+    parts = [f"{own}*" for own in folders if not any(own != other and own.startswith(other) for other in folders)]
     if len(parts) > FEW or any(not part.strip(".*") or re.search(r"\.\d+\.", part) for part in parts):
         return ""
-    listed = ", ".join(f'"{part}"' for part in parts)
+    listed = ", ".join(f'"{part}"' for part in dict.fromkeys([*fresh, *parts]))
     return f"; or, for another head or another vocabulary, task.model.fresh = [{listed}], which draws it anew"
 
 

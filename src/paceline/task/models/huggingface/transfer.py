@@ -86,7 +86,7 @@ def fit(
         if name in wanted and name in stored and name not in drawn and _is_longer(wanted[name], stored.shape(name))
     }
     read = {name: shape for name, shape in wanted.items() if name not in drawn and name not in longer}
-    check_shapes(read, stored, {*aliases, *drawn, *left_out, *longer}, path)
+    check_shapes(read, stored, {*aliases, *drawn, *left_out, *longer}, path, fresh)
     return WeightsFit(tuple(drawn), longer, tuple(left_out))
 
 

@@ -36,7 +36,7 @@ from paceline.task.data.sources.tables.labels import Labels
 from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.survey import survey_table
 from paceline.task.data.sources.tables.write import COUNTED, LABELS, TABLE, write_table
-from paceline.units import format_count
+from paceline.units import format_data
 
 FORMAT = 4  # raise it when the same rows would give other files
 CHOICES = ("text_field", "labels", "label_field", "label_fields", "prompt_field", "completion_field", "messages_field",
@@ -102,7 +102,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     table = load_table(final)
     if table is None:
         if say:
-            say(f"tokenising {survey.rows:,} rows of {listing.what}, {format_count(survey.bytes)}B, into {final}")
+            say(f"tokenising {survey.rows:,} rows of {listing.what}, {format_data(survey.bytes)}, into {final}")
         write = functools.partial(write_table, data, survey, key)
         table = build_folder(final, signature, alone, write, load_table)
     left_out, first = survey.damaged.count, survey.damaged.first

@@ -23,6 +23,7 @@ from paceline.task.data.sources.tables.chat.writer import RowWriter, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
 from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, is_of_class, label_value
 from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
+from paceline.units import plural
 
 
 class TableRow(NamedTuple):
@@ -170,11 +171,9 @@ def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
     named = True in splits
     if not rows or splits == {True}:
         left = f"; {damaged.count:,} rows were left out, the first: {damaged.first}" if damaged.count else ""
-        held = ", all of them called after a validation" if rows else ""
-        raise DataError(
-            f"{name} holds no rows to train on", f"{len(listing.files):,} files were read{held}{left}",
-            "name other data",
-        )  # fmt: skip
+        found = "all of them called after a validation" if rows else "and no row found"
+        read = f"{plural(len(listing.files), 'file')} read, {found}{left}"
+        raise DataError(f"{name} holds no rows to train on", read, "name other data")
     names = data.label_fields or (label_names(listing, seen.column) if seen is not None else ())
     labels = seen.decide(data, name, names) if seen is not None else None
     limit = 0 if named else split_limit(values, data.validation_fraction)
