@@ -133,9 +133,10 @@ def execute(options: argparse.Namespace) -> int:
 def _hold_budget(found: Answer, say: Callable[[str], None]) -> None:
     """Say what the run's budgets leave, and raise what `train` would where the plan is beyond one."""
     from paceline.plan.planned import Planned
-    from paceline.session.ready.budget import check_budget
 
-    if isinstance(found, Planned):
+    if isinstance(found, Planned) and (found.spec.run.budgets or found.spec.run.usd_limit is not None):
+        from paceline.session.ready.budget import check_budget  # most plans have none, and need none of its imports
+
         check_budget(found, say)
 
 
