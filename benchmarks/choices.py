@@ -68,7 +68,7 @@ def group_of(rows: Sequence[Scored]) -> Group:
     causes = cause_seconds((name, kind, np.array([of.get(name, 0.0) for of in taken])) for name, kind in kinds.items())
     settings = np.concatenate([settings_of(columns_of([row.priced.plan])) for row in rows])
     interval = rows[0].priced.step_seconds
-    spread = math.log(interval.high_80 / interval.value) / Z80
+    spread = math.log(interval.high_80 / interval.low_80) / 2 / Z80
     measured = np.array([row.case.step_seconds or math.nan for row in rows])
     forecast = np.array([row.priced.step_seconds.value for row in rows])
     shares = causes / causes.sum(axis=1, keepdims=True)

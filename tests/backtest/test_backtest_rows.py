@@ -86,6 +86,7 @@ def test_a_batch_that_is_not_stated_is_made_of_its_parts_or_assumed() -> None:
      ({"status": "includes_eval"}, "status includes_eval"),
      ({"problem": "tp = 'x' is not a whole number"}, "unreadable: tp = 'x' is not a whole number"),
      ({"notes": "Finetuning; LoRA"}, "adapter fine-tuning"),
+     ({"notes": "Finetuning with Adapter on 1 GPU"}, "adapter fine-tuning"),
      ({"notes": "quantization bnb.nf4"}, "adapter fine-tuning"),
      ({"hidden": None}, "the model's shape is not stated"),
      ({"arch": "diffusion"}, "arch diffusion has no profile here"),
@@ -102,6 +103,11 @@ def test_a_batch_that_is_not_stated_is_made_of_its_parts_or_assumed() -> None:
 )  # fmt: skip
 def test_rows_that_cannot_be_scored_say_why(changes: dict[str, object], reason: str) -> None:
     assert reason_of(**changes) == reason
+
+
+def test_an_adapter_of_a_network_is_none_of_weights() -> None:
+    notes = "NCCL over sockets of one adapter (NCCL_SOCKET_IFNAME=hsn0); 8 adapters of 400 Gb/s in a node"
+    assert case_of(notes=notes).step_seconds is not None
 
 
 def test_time_is_read_from_whatever_the_table_states() -> None:

@@ -11,6 +11,7 @@ from backtest_examples import LLAMA, case_of
 
 from paceline.backtest.anchor import anchor_smallest
 from paceline.backtest.layout import schedules_of
+from paceline.backtest.machine import SOCKET_BYTES_PER_SECOND
 from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases
 from paceline.backtest.rows import Reader
 from paceline.backtest.schema import StepRow
@@ -162,6 +163,35 @@ def test_every_host_of_a_pod_has_an_adapter() -> None:
     constants = read_constants()
     rates = ring(cluster, constants, np.array([8192]), np.array([1])).bytes_per_second["all_gather"]
     assert rates[0] <= 300e9, "never more than the torus gives"
+
+
+def test_a_mesh_of_links_gives_pairs_and_halves_of_a_node_less() -> None:
+    """A DGX-1's V100 has six links of 25e9 bytes/s: one or two to a neighbour, four into its half."""
+    constants, share = read_constants(), read_constants().node_link_share
+    cluster, _ = resolve_cluster(ClusterSpec(device="v100-sxm2", devices=8))
+    rates = ring(cluster, constants, np.array([2, 4, 8]), np.array([1, 1, 1])).bytes_per_second["all_reduce"]
+    assert rates == pytest.approx([25e9 * share, 100e9 * share, 150e9 * share])
+    seconds = ring(cluster, constants, np.array([2]), np.array([1])).seconds("all_reduce", np.array([1e9]), np.ones(1))
+    hops = 2 * constants.node_hop_seconds + constants.collective_seconds  # up and down the tree, and the start
+    assert seconds == pytest.approx([1e9 / (25e9 * share) + hops])
+    half, _ = resolve_cluster(ClusterSpec(device="v100-sxm2", devices=4, devices_per_node=4))
+    rates = ring(half, constants, np.array([2, 4]), np.array([1, 1])).bytes_per_second["all_gather"]
+    assert rates == pytest.approx([25e9 * share, 100e9 * share]), "of half a node too"
+    switched, _ = resolve_cluster(ClusterSpec(device="a100-80", devices=8))
+    rates = ring(switched, constants, np.array([2, 8]), np.array([1, 1])).bytes_per_second["all_reduce"]
+    assert rates[0] == rates[1], "behind a switch any two have all links"
+
+
+def test_collectives_through_sockets_are_not_as_fast_as_the_adapter() -> None:
+    row = replace(LLAMA, n_devices=16, dp=16, devices_per_node=4, inter_bw="200Gbps/node")
+    fast = case_of(row).cluster.links[-1].bytes_per_second
+    assert (fast.value, fast.source) == (200e9 / 8 / 4, "published")
+    for notes in ("NCCL over sockets of one adapter", "TCP between nodes"):
+        slow = case_of(row, notes=notes).cluster.links[-1].bytes_per_second
+        assert (slow.value, slow.source) == (SOCKET_BYTES_PER_SECOND, "measured")
+    assert case_of(row, notes="GPUDirect-TCPX").cluster.links[-1].bytes_per_second.value == fast.value
+    slower = case_of(row, inter_bw="10Gbps/node", notes="sockets").cluster.links[-1].bytes_per_second
+    assert slower.value == 10e9 / 8 / 4, "an adapter that is slower still decides"
 
 
 def test_where_nothing_fits_the_fastest_is_taken_of_those_that_memory_cannot_tell_apart() -> None:

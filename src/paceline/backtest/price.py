@@ -301,8 +301,9 @@ def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask)
 
 def _interval(value: float, widths: Widths) -> Interval:
     """Return the value with intervals of these half-widths."""
-    narrow, wide = math.exp(widths.narrow), math.exp(widths.wide)
-    return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
+    (low, low95), (high, high95) = widths.downwards, (widths.narrow, widths.wide)
+    ends = (value * math.exp(by) for by in (-low, high, -low95, high95))
+    return Interval(value, *ends)
 
 
 def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from paceline.backtest.layout import (
     schedules_of,
     stages_of,
 )
-from paceline.backtest.machine import Machines
+from paceline.backtest.machine import Machines, over_sockets
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
@@ -131,9 +131,8 @@ class Reader:
         marks += assumed
         assumed_program = program_of(row.program, row.zero_stage)[1]
         marks += [assumed_program] if assumed_program else []
-        cluster, assumed = self.machines.cluster(
-            row.accelerator, devices, row.devices_per_node, row.intra_bw, row.inter_bw
-        )
+        between = f"{row.inter_bw}, sockets" if over_sockets(row.notes) else row.inter_bw
+        cluster, assumed = self.machines.cluster(row.accelerator, devices, row.devices_per_node, row.intra_bw, between)
         if cluster is None:
             return None, assumed[0]
         plans, reason = self._plans(row, shape, cluster, marks)

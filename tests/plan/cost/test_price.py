@@ -42,6 +42,15 @@ def test_a_price_is_a_contract_and_power_adds_its_own_error():
         assert math.log(term.high95 / term.value) == pytest.approx(math.log(term.high / term.value) * 1.529, rel=1e-3)
 
 
+def test_a_bill_is_as_sure_to_either_side_as_its_run():
+    """A run of an hour that may take half as long again, and a tenth less; the power is known to a tenth."""
+    found = terms(cluster(4), Estimate(3600.0, 3600 / 1.1, 3600 * 1.5, "published"))
+    assert (found["money"].low, found["money"].high) == pytest.approx((8 / 1.1, 12.0))
+    down, up = (math.exp(math.hypot(math.log(ratio), math.log(1.1))) for ratio in (1.1, 1.5))
+    assert (found["energy"].low, found["energy"].high) == pytest.approx((2 / down, 2 * up))
+    assert math.log(8 / found["money"].low95) == pytest.approx(math.log(1.1) * 1.529, rel=1e-3)
+
+
 def test_what_is_unknown_says_what_to_state():
     nothing = cluster(price_usd_per_device_hour=Figure(math.nan, "unknown", "set the price"))
     found = terms(nothing)

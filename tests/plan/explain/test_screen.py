@@ -129,13 +129,16 @@ def test_one_line_says_how_sure_and_of_what_kind(large: Planned) -> None:
     """An interval, and in words whether chip and program were measured: a chip that never was has a wider one."""
     found = {}
     for each in (large, planned("cluster.device=mi300x")):
-        width, because = re.search(r"/step ±(\d+)% \(([^)]*)\)", price_text(each)).groups()  # type: ignore[union-attr]
+        ((down, up, because),) = re.findall(r"/step -(\d+)/\+(\d+)% \(([^)]*)\)", price_text(each))
         step = each.forecast.step_seconds
-        assert int(width) == round(100 * (step.high / step.value - 1))
-        found[because] = int(width)
+        assert int(up) == round(100 * (step.high / step.value - 1)) > int(down)
+        assert int(down) == round(100 * (1 - step.low / step.value))
+        found[because] = int(up)
     (known, narrow), (unknown, wide) = found.items()
     assert known == "this chip measured, this program never" and "this chip and this program never" in unknown
-    assert wide > 1.3 * narrow
+    assert wide > narrow
+    wall = large.expected.wall_seconds
+    assert wall.high / wall.value > wall.value / wall.low, "the run with its failures has both ends, too"
 
 
 def test_trying_has_its_price(large: Planned) -> None:

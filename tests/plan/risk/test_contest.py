@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -82,12 +83,14 @@ def test_nothing_is_worth_a_try_beside_a_clear_winner() -> None:
 
 def test_a_search_has_a_contest_of_kinds_of_plan() -> None:
     result = search(SHAPE, cluster(8), PlanSpec(), batch_samples=64, steps=10)
-    found = contest(result.candidates, {"time": 1.0}, result.best.forecast.step_seconds)
+    step = result.best.forecast.step_seconds
+    found = contest(result.candidates, {"time": 1.0}, step)
     assert found.contenders[0].plan == result.best.plan and 1 < len(found.contenders) <= TRIED
     assert found.is_open and 0 < found.regret_tried < found.regret
-    assert contest(result.candidates, {"time": 1.0}, result.best.forecast.step_seconds) == found, (
-        "drawn alike each time"
-    )
+    assert contest(result.candidates, {"time": 1.0}, step) == found, "drawn alike each time"
+    upwards = dataclasses.replace(step, low=step.value / 1.1, high=step.high / step.low * step.value / 1.1)
+    again = contest(result.candidates, {"time": 1.0}, upwards)
+    assert again.regret == pytest.approx(found.regret), "plans err to both sides, as an interval does in the mean"
     settings = settings_of(result.candidates.columns)
     places = {chosen: place for place, chosen in enumerate(plans_of(result))}
     kinds = [tuple(settings[places[contender.plan]]) for contender in found.contenders]

@@ -12,12 +12,15 @@ from plan_examples import cluster, plan, profile
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.intervals import around
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import host_starts
-from paceline.plan.cost.unknown import COMMUNICATING, LAUNCHING, OPEN, PROGRAM, STARTING, Widths, time_widths
+from paceline.plan.cost.unknown import COMMUNICATING, DOWNWARDS, LAUNCHING, OPEN, PROGRAM, STARTING, Widths, time_widths
+from paceline.plan.explain.headline import sure_percent
+from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import search
 from paceline.plan.search.space import micro_batches
 from paceline.plan.search.values import TIE_RATIO
@@ -218,11 +221,24 @@ def test_intervals_widen_with_weaker_sources():
 def test_a_step_that_waits_for_links_and_launches_is_less_sure():
     """A fifth for links, a tenth for launches that take half a step by themselves, and what it ran left open."""
     found = Widths(0.18, 0.36, "as known").of_step(0.2, 0.1, 0.5, is_open=True)
-    more = math.hypot(0.2 * COMMUNICATING, 0.1 * LAUNCHING, 0.5 * STARTING, OPEN)
+    more, tail = math.hypot(0.2 * COMMUNICATING, 0.1 * LAUNCHING, 0.5 * STARTING, OPEN), 1.959964 / 1.281552
     assert found.narrow == pytest.approx(math.hypot(0.18, more)) and found.because == "as known"
-    assert found.wide == pytest.approx(math.hypot(0.36, more * 1.959964 / 1.281552), rel=1e-6)
+    assert found.wide == pytest.approx(math.hypot(0.36, more * tail), rel=1e-6)
+    below = (math.hypot(0.18, DOWNWARDS * more), math.hypot(0.36, DOWNWARDS * more * tail))
+    assert found.downwards == pytest.approx(below, rel=1e-6), "what is unknown makes steps longer, mostly"
     assert Widths(0.18, 0.36, "").of_step(0.2, 0.1).narrow < found.narrow
-    assert Widths(0.18, 0.36, "").of_step(0.0, 0.0) == Widths(0.18, 0.36, "")
+    assert Widths(0.18, 0.36, "").of_step(0.0, 0.0) == Widths(0.18, 0.36, "", (0.18, 0.36))
+
+
+def test_an_interval_may_be_wider_upwards_and_is_told_by_both_ends():
+    sure = around(2.0, 0.4, 0.8, "published", (0.2, 0.3))
+    assert sure.low == pytest.approx(2 / math.exp(0.2)) and sure.high == pytest.approx(2 * math.exp(0.4))
+    assert sure.low95 == pytest.approx(2 / math.exp(0.3)) and sure.high95 == pytest.approx(2 * math.exp(0.8))
+    assert sure_percent(sure) == " -18/+49%" and sure_percent(around(2.0, 0.4, 0.8, "published")) == " ±49%"
+    saved = around(-2.0, 0.4, 0.8, "assumed", (0.2, 0.3))
+    assert saved.low == pytest.approx(-2 * math.exp(0.4)) and saved.high == pytest.approx(-2 / math.exp(0.2))
+    assert chance_within(sure, 2 * math.exp(0.4)) == pytest.approx(0.9, abs=1e-3)
+    assert chance_within(sure, 2 / math.exp(0.2)) == pytest.approx(0.1, abs=1e-3), "nine in ten take longer"
 
 
 def test_intervals_of_a_probed_machine_are_of_what_a_step_does():
@@ -267,14 +283,17 @@ def test_intervals_of_published_devices_are_those_that_left_out_tables_missed():
     of_step = widths.of_step(links, launches, starts)
     more = (COMMUNICATING * links, LAUNCHING * launches, STARTING * starts)
     assert of_step.narrow == pytest.approx(math.hypot(widths.narrow, *more))
+    assert of_step.downwards[0] == pytest.approx(math.hypot(constants.time_80, DOWNWARDS * math.hypot(PROGRAM, *more)))
     for estimate, narrow, wide in (
-        (forecast.step_seconds, of_step.narrow, of_step.wide),
+        (forecast.step_seconds, of_step.narrow, of_step.downwards[1]),
         (forecast.peak_bytes, constants.memory_80, constants.memory_95),
     ):
         assert math.log(estimate.high / estimate.value) == pytest.approx(narrow)
         assert math.log(estimate.value / estimate.low95) == pytest.approx(wide)
     for term in (*forecast.time, *forecast.memory):
         assert term.low95 <= term.low <= term.value <= term.high <= term.high95 and term.law and term.formula
+    for term in (term for term in forecast.time if term.value):
+        assert term.high / term.value > term.value / term.low, "terms, too, are surer downwards"
 
 
 def test_forecast_of_a_given_plan():

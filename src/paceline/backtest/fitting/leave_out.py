@@ -91,6 +91,9 @@ def _missed(steps: Sequence[Scored], constants: Constants) -> Residuals:
 def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants) -> float:
     """Return what a forecast misses beyond what is known to be unknown of the row, in quadrature of logarithms.
 
+    `miss` is the logarithm of the forecast over what was measured: of a step that took longer it is negative, and what
+    is unknown upwards counts.
+
     Example: of a miss of 0.25, of a program that no table had (0.05) and launches for a fifth of the step (0.16), 0.185
     is left.
     """
@@ -99,7 +102,9 @@ def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants
     experts = bool(case.row.experts)
     widths = time_widths(bare, device.name, precision, program, cluster.devices, device.assumed_rates, experts=experts)
     parts = waiting_parts([(term.kind, term.seconds) for term in priced.terms])
-    return math.sqrt(max(0.0, miss**2 - widths.of_step(*parts, priced.starting, is_open=case.is_open).narrow ** 2))
+    of_step = widths.of_step(*parts, priced.starting, is_open=case.is_open)
+    expected = of_step.narrow if miss < 0 else of_step.downwards[0]
+    return math.sqrt(max(0.0, miss**2 - expected**2))
 
 
 def _summary(files: Sequence[FileResult]) -> LeftOut:

@@ -18,7 +18,10 @@ from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, Catalog, N
 from paceline.cluster.catalog.power import power_model
 from paceline.config.other_words import choice_meant
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, Link
+from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, GroupRates, Link
+
+# Collectives whose rates a mesh of links has for groups of fewer devices.
+MESHED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def read_catalog() -> dict[str, Accelerator]:
@@ -103,7 +106,12 @@ def published_links(entry: Accelerator, node: NodeType | None = None) -> tuple[L
         shared = f"a {NETWORK_BYTES_PER_SECOND * 8 / 1e9:g} Gb/s adapter shared by the {host} devices of a host"
         network = Figure(NETWORK_BYTES_PER_SECOND / host, "assumed", shared)
     known = "assumed" if "fabric_bytes_per_second" in node.assumed else "published"
-    inside = Link("node", NODE_LATENCY_SECONDS, Figure(node.fabric_bytes_per_second, known, node.fabric))
+    groups = tuple(
+        GroupRates(int(size), NODE_LATENCY_SECONDS.value, dict.fromkeys(MESHED, rate))
+        for size, rate in sorted(node.fabric_groups.items(), key=lambda pair: int(pair[0]))
+    )
+    fabric = Figure(node.fabric_bytes_per_second, known, node.fabric)
+    inside = Link("node", NODE_LATENCY_SECONDS, fabric, groups=groups)
     return inside, Link("network", NETWORK_LATENCY_SECONDS, network)
 
 

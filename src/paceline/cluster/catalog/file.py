@@ -32,6 +32,9 @@ class NodeType:
     devices_per_host: int = option(0, "devices of one host, where the fabric joins several hosts; 0: one", minimum=0)
     fabric: str = option("", "what joins them")
     fabric_bytes_per_second: float = option(0.0, "per device, one direction", above=0.0)
+    fabric_groups: dict[str, float] = option(
+        factory=dict, doc="the same inside groups of fewer devices, by their number, where links form a mesh"
+    )
     adapters: int = option(0, "network adapters; 0: no standard network", minimum=0)
     adapter_bytes_per_second: float = option(0.0, "per adapter, one direction", minimum=0.0)
     rails: int = option(0, "separate planes that the adapters lead into; 0: unknown", minimum=0)
@@ -168,6 +171,7 @@ def _joined(known: Catalog, document: TomlDocument) -> Catalog:
     for name, values in _tables(document, "nodes"):
         nodes[name] = _typed(NodeType, "nodes", values, document, ("nodes", name), name=name)
         _check_assumed(nodes[name].assumed, NODE_FIGURES, document, ("nodes", name))
+        _check_groups(nodes[name], document)
     accelerators = dict(known.accelerators)
     for name, values in _tables(document, "accelerators"):
         entry = _typed(Accelerator, "accelerators", values, document, ("accelerators", name), name=name)
@@ -248,6 +252,20 @@ def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: T
         raise ConfigError(f"{document.where((*prefix, 'assumed'))}: assumed names '{unknown[0]}'",
                           f"{'.'.join(map(toml_key, prefix))} has no such figure",
                           suggestion(unknown[0], known))  # fmt: skip
+
+
+def _check_groups(node: NodeType, document: TomlDocument) -> None:
+    """Raise ConfigError for a rate of a group that no devices of the node can form, and for a rate that is none."""
+    for size, rate in node.fabric_groups.items():
+        where = document.where(("nodes", node.name, "fabric_groups"))
+        if not size.isdecimal() or not 1 < int(size) < node.devices:
+            raise ConfigError(
+                f"{where}: fabric_groups has a rate of '{size}' devices",
+                f"groups are of 2 to {node.devices - 1} of the node's {node.devices} devices",
+                "fabric_groups = { 2 = 25e9 }",
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+            raise ConfigError(f"{where}: fabric_groups.{size} = {literal(rate)}", "a rate is a positive number", "25e9")
 
 
 def _prices(document: TomlDocument, accelerators: Mapping[str, Accelerator]) -> tuple[ListPrice, ...]:

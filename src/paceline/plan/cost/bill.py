@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost.rates import weakest
@@ -73,21 +73,22 @@ def draw(cluster: Cluster, busy: float) -> Draw:
 def bill(cluster: Cluster, run: Estimate, busy: float) -> tuple[BillTerm, ...]:
     """Return money, energy and carbon of a run, as terms. Values are NaN where a figure is unknown, with the reason.
 
-    Interval ratios join in quadrature of logarithms: the run's, the power's. A price and a region's average are taken
-    as they stand.
+    Interval ratios join in quadrature of logarithms, to either side: the run's, the power's. A price and a region's
+    average are taken as they stand.
     """
     usd, kwh, grams = amounts(cluster, run.value, busy)
     price, intensity, power = cluster.price_usd_per_device_hour, cluster.carbon_g_per_kwh, draw(cluster, busy)
-    time80 = run.high / run.value if run.value else 1.0
-    time95 = time80**QUANTILES
-    used80, used95 = _joined(time80, power.ratio80), _joined(time95, power.ratio95)
+    took = (run.value / run.low, run.high / run.value) if run.value else (1.0, 1.0)
+    usual = _Sides(*took, *(ratio**QUANTILES for ratio in took))
+    used = _Sides(*(_joined(ratio, power.ratio80) for ratio in usual[:2]),
+                  *(_joined(ratio, power.ratio95) for ratio in usual[2:]))  # fmt: skip
     count = f"{cluster.devices:,} devices x {format_amount(run.value / 3600)} h"
     spared = "storage, network and idle time not counted"
     energy = f"{count} x {power.formula}"
-    money = BillTerm("money", "USD", *_around(usd, time80, time95),
+    money = BillTerm("money", "USD", *usual.around(usd),
                      f"{count} x {format_usd(price.value)}; {spared}", weakest(run.source, price.source))  # fmt: skip
-    drawn = BillTerm("energy", "kWh", *_around(kwh, used80, used95), energy, weakest(run.source, power.source))
-    emitted = BillTerm("carbon", "g", *_around(grams, used80, used95),
+    drawn = BillTerm("energy", "kWh", *used.around(kwh), energy, weakest(run.source, power.source))
+    emitted = BillTerm("carbon", "g", *used.around(grams),
                        f"{format_amount(kwh)} kWh x {format_amount(intensity.value)} g/kWh",
                        weakest(run.source, power.source, intensity.source))  # fmt: skip
     return (
@@ -97,12 +98,20 @@ def bill(cluster: Cluster, run: Estimate, busy: float) -> tuple[BillTerm, ...]:
     )
 
 
+class _Sides(NamedTuple):
+    """Ratios of an 80 % and a 95 % interval's ends to their middle."""
+
+    down: float
+    up: float
+    down95: float
+    up95: float
+
+    def around(self, value: float) -> tuple[float, float, float, float, float]:
+        return value, value / self.down, value * self.up, value / self.down95, value * self.up95
+
+
 def _joined(*ratios: float) -> float:
     return math.exp(math.sqrt(math.fsum(math.log(ratio) ** 2 for ratio in ratios)))
-
-
-def _around(value: float, ratio80: float, ratio95: float) -> tuple[float, float, float, float, float]:
-    return value, value / ratio80, value * ratio80, value / ratio95, value * ratio95
 
 
 def _known(term: BillTerm, figure: Figure) -> BillTerm:

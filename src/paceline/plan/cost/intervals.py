@@ -1,6 +1,7 @@
 """How far off a forecast may be: 80 % and 95 % intervals of terms and of their sums.
 
-Intervals are symmetric in ratios, (value / ratio, value x ratio): half-widths are logarithms.
+Half-widths are logarithms, so that intervals are (value / ratio, value x ratio). Those of published devices are wider
+upwards than downwards.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def time_estimate(
         return around(total, Z80 * learnt_spread, Z95 * learnt_spread, source)
     if rates.by_shares:
         of_step = widths.of_step(*waiting_parts([(term.kind, term.value) for term in terms]), starting)
-        return around(total, of_step.narrow, of_step.wide, source)
+        return around(total, of_step.narrow, of_step.wide, source, of_step.downwards)
     errors = dict.fromkeys(PROBED_ERROR, 0.0)
     for term in terms:
         if term.value:
@@ -117,7 +118,7 @@ def _what(kind: Kind) -> str:
 
 
 def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
-    """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states."""
+    """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states upwards."""
     rates = sheet.rates
     if rates.by_shares:
         base, all_of_it = published_widths(sheet).narrow, total(formulas)
@@ -168,21 +169,32 @@ def probed_intervals(terms: tuple[Term, ...], rates: Rates) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def with_intervals(terms: tuple[Term, ...], width80: float, width95: float) -> tuple[Term, ...]:
-    """Return terms with intervals of these half-widths as logarithms."""
+def with_intervals(
+    terms: tuple[Term, ...], width80: float, width95: float, below: tuple[float, float] | None = None
+) -> tuple[Term, ...]:
+    """Return terms with intervals of these half-widths as logarithms; `below` are those downwards, if they differ."""
     found = []
     for term in terms:
-        sure = around(term.value, width80, width95, term.source)
+        sure = around(term.value, width80, width95, term.source, below)
         found.append(replace(term, low=sure.low, high=sure.high, low95=sure.low95, high95=sure.high95))
     return tuple(found)
 
 
-def around(value: float, width80: float, width95: float, source: str) -> Estimate:
-    """Return a value with intervals of these half-widths as logarithms; what runs saved is negative."""
+def around(
+    value: float, width80: float, width95: float, source: str, below: tuple[float, float] | None = None
+) -> Estimate:
+    """Return a value with intervals of these half-widths as logarithms; what runs saved is negative.
+
+    `below` are the half-widths downwards, where they are others than those upwards.
+
+    Example: 2 s with 0.4 upwards and 0.2 downwards is from 2 / e^0.2 = 1.64 to 2 e^0.4 = 2.98 s.
+    """
+    down, up = below or (width80, width95), (width80, width95)
     if value < 0:
-        width80, width95 = -width80, -width95
-    narrow, wide = math.exp(width80), math.exp(width95)
-    return Estimate(value, value / narrow, value * narrow, source, value / wide, value * wide)
+        down, up = (-up[0], -up[1]), (-down[0], -down[1])
+    (low, low95), (high, high95) = ([value * math.exp(sign * width) for width in widths] for sign, widths in
+                                    ((-1, down), (1, up)))  # fmt: skip
+    return Estimate(value, low, high, source, low95, high95)
 
 
 def source_of(terms: tuple[Term, ...], total: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.plan.explain.headline import bill_text
+from paceline.plan.explain.headline import bill_text, sure_percent
 from paceline.plan.explain.lines import wrap
 from paceline.plan.placement.grouped import Grouped
 from paceline.plan.placement.uneven import Uneven
@@ -18,8 +18,7 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
     lines += wrap("cluster  ", counts)
     if found.joint is not None:
         step, peak = found.joint.forecast.step_seconds, found.joint.forecast.peak_bytes
-        sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""
-        price = f"{_seconds(step.value)}/step{sure}, {format_bytes(peak.value)}/device"
+        price = f"{_seconds(step.value)}/step{sure_percent(step)}, {format_bytes(peak.value)}/device"
         lines += wrap("trains   ", f"one layout over all groups: {found.joint.plan} · {price}")
     for way in found.ways if explain else found.ways[:1]:
         lines += _way_lines(way)
@@ -35,8 +34,7 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
 
 def _way_lines(way: Uneven) -> list[str]:
     step = way.step_seconds
-    sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""
-    took = f"{_seconds(step.value)}/step{sure} · {_seconds(way.run_seconds.value)}"
+    took = f"{_seconds(step.value)}/step{sure_percent(step)} · {_seconds(way.run_seconds.value)}"
     lines = wrap("plan     ", f"{way.strategy} (priced only): {took}")
     for part in way.parts:
         share = f"{part.samples} samples" if way.strategy == "replicas" else f"{part.blocks} blocks"

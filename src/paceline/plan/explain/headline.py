@@ -170,7 +170,7 @@ def price_text(planned: Planned) -> str:
     forecast = planned.forecast
     step = forecast.step_seconds
     return " · ".join([
-        f"{format_seconds(step.value)}/step{_percent(step)}{sure_text(planned)}",
+        f"{format_seconds(step.value)}/step{sure_percent(step)}{sure_text(planned)}",
         f"{format_bytes(forecast.peak_bytes.value)}/device",
         format_seconds(forecast.run_seconds.value),
         energy_text(forecast.kwh.value),
@@ -184,7 +184,7 @@ def expected_text(planned: Planned) -> str:
     if not math.isfinite(expected.goodput):
         return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
     return (
-        f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
+        f"expected: {format_seconds(expected.wall_seconds.value)}{sure_percent(expected.wall_seconds)}"
         f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
         + (f" · {money_text(expected.usd)}" if math.isfinite(expected.usd) else "")
     )
@@ -227,8 +227,17 @@ def sure_text(planned: Planned) -> str:
     return f" ({because})" if because else ""
 
 
-def _percent(estimate: Estimate) -> str:
-    return f" ±{(estimate.high / estimate.value - 1) * 100:.0f}%" if math.isfinite(estimate.value) else ""
+def sure_percent(estimate: Estimate) -> str:
+    """Return an estimate's 80 % interval in words, such as ±16% or -20/+50%; nothing where it is unknown.
+
+    Where an interval is as wide to either side as a factor, it is told by its upper end.
+    """
+    if not math.isfinite(estimate.value) or not estimate.value:
+        return ""
+    up, down = estimate.high / estimate.value, estimate.value / estimate.low
+    if math.isclose(up, down, rel_tol=0.005):
+        return f" ±{(up - 1) * 100:.0f}%"
+    return f" -{(1 - 1 / down) * 100:.0f}/+{(up - 1) * 100:.0f}%"
 
 
 def _rate(per_second: float, unit: str) -> str:

@@ -80,7 +80,7 @@ def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate
     plans = candidates.columns.take(places)
     if len(places) == 1 or not math.isfinite(step.value) or set(weights) == {"memory"}:
         return Contest((Contender(plans.plan(0), 1.0, 0.0),), 1, 0.0, 0.0)
-    spread = math.log(step.high / step.value) / Z80
+    spread = math.log(step.high / step.low) / 2 / Z80
     factors = drawn_factors(_cause_seconds(candidates.context, plans), settings[places], spread)
     fixed = np.zeros(len(places))
     if "memory" in weights:

@@ -125,5 +125,6 @@ def _returns_waited(away: float, spares: int) -> float:
 
 
 def _estimate(mean: float, deviation: float, run: Estimate) -> Estimate:
-    ratio = 1 + math.hypot(run.high / run.value - 1, Z80 * deviation / mean)
-    return Estimate(mean, mean / ratio, mean * ratio, "assumed")
+    ends = (run.value / run.low, run.high / run.value)
+    down, up = (1 + math.hypot(sure - 1, Z80 * deviation / mean) for sure in ends)
+    return Estimate(mean, mean / down, mean * up, "assumed")

@@ -82,14 +82,15 @@ class Limits:
 
 
 def chance_within(estimate: Estimate, limit: float, value: float | None = None) -> float:
-    """Return the chance that an estimate's truth is at most `limit`, log-normal by its 80 % interval; NaN if unknown.
+    """Return the chance that an estimate's truth is at most `limit`, log-normal to either side by its 80 % interval.
 
-    `value` is what the estimate's value has become since, with the same relative interval.
+    `value` is what the estimate's value has become since, with the same relative interval. NaN if it is unknown.
     """
     middle = estimate.value if value is None else value
     if not (math.isfinite(middle) and math.isfinite(estimate.high)) or middle <= 0:
         return math.nan
-    width = math.log(estimate.high / estimate.value)
+    later = middle <= limit
+    width = math.log(estimate.high / estimate.value if later else estimate.value / estimate.low)
     if width <= 0:
-        return float(middle <= limit)
+        return float(later)
     return float(normal_tail(np.array(-math.log(limit / middle) / width * Z80)))

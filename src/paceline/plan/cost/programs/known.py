@@ -311,5 +311,6 @@ def program_of(name: str, sharding: str) -> tuple[Software, str]:
     sharded = sharding.lower().startswith(("fsdp", "hsdp"))
     if any(sign in word for sign in AROUND_TRANSFORMERS):
         return replace(FSDP, fused=False) if sharded else DEEPSPEED, f"program {name} priced as modules of Transformers"
-    found = FSDP if sharded else MEGATRON
+    # A stranger's loss is torch's own, in separate kernels, whatever else of its model is compiled.
+    found = replace(FSDP, logit_share=EAGER_LOGITS) if sharded else MEGATRON
     return found, f"{f'program {name} priced' if name else 'no program stated: priced'} as {found.name}"

@@ -91,15 +91,22 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
 
 
 def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
-    """Return the bytes per second of a collective inside nodes, by group size where that was measured."""
+    """Return the bytes per second of a collective inside nodes, by group size where that was measured or is published.
+
+    Of published links a group has the same share as all of a node's devices.
+    """
     whole = near.collective_bytes_per_second.get(collective) or rate_of(near, constants.node_link_share)
-    smaller = [(group.size, group.collective_bytes_per_second.get(collective, whole)) for group in near.groups]
-    return interpolate((*smaller, (cluster.domain, whole)), size.astype(np.float64))
+    share = rate_of(near, constants.node_link_share) / near.bytes_per_second.value
+    known = {group.size: share * group.collective_bytes_per_second.get(collective, whole / share)
+             for group in near.groups if group.size <= cluster.domain}  # fmt: skip
+    points = tuple(sorted({cluster.domain: whole, **known}.items()))
+    return interpolate(points, size.astype(np.float64))
 
 
 def _near_hop(near: Link, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
     """Return the latency of one hop inside nodes, by group size where that was measured."""
-    smaller = [(group.size, group.hop_seconds) for group in near.groups]
+    groups = near.groups if near.latency_seconds.source == "measured" else ()
+    smaller = [(group.size, group.hop_seconds) for group in groups]
     return interpolate((*smaller, (cluster.domain, hop_seconds(near, constants))), size.astype(np.float64))
 
 
