@@ -15,13 +15,19 @@ just written is read from memory: both loads are measured, that one and one from
 to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns, and what part of the disk's own
 rate Paceline reaches is the median of rounds: a disk that others use changes within minutes. Beside each rate stands
 what it costs in CPU seconds of the process, user and system. All of it is measured again with the state `--times` over,
-as of a larger model: what a save costs whatever its size counts for less there.
+as of a larger model: what a save costs whatever its size counts for less there; and with as many bytes in small tensors
+(512 KB each), of which each costs something besides its bytes.
+
+A virtual machine may give memory that it does not use back to its host, within seconds; to have it again takes longer
+than to read what comes there. Before what fills the system's memory the files are read, and forgotten again where they
+are to come from the disk: then memory is there, for Paceline and for the disk's own rate alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -100,7 +106,9 @@ BESIDE = (
     ("save_and_back", "disk_write_and_back"),
     ("load", "disk_read"), ("load", "disk_read_past_caches"), ("load_memory", "memory_read"),
 )  # fmt: skip
-COLD = ("disk_read", "disk_read_past_caches", "load")
+IN_MEMORY = ("memory_read", "load_memory")
+TAKES_MEMORY = ("disk_write", "disk_write_and_back", "disk_read", "disk_read_past_caches", "load")
+SMALL_SHAPE = (512, 256)  # float32: 512 KB
 
 
 def write_raw(path: Path, size: int, piece: bytes) -> None:
@@ -208,9 +216,21 @@ def state_of(run_dir: Path, times: int) -> tuple[Found, dict[str, torch.Tensor]]
     load_checkpoint(newest.path, state)
     if times == 1:
         return newest, state
-    many = {f"{name}.{number}": values.clone() for name, values in state.items() for number in range(times)}
-    save_checkpoint(run_dir / "many", 1, many, {}, keep_last=1)
-    return list_checkpoints(run_dir / "many").complete[0], many
+    return saved(
+        run_dir / "many", {f"{name}.{each}": held.clone() for name, held in state.items() for each in range(times)}
+    )
+
+
+def small_state(run_dir: Path, size: int) -> tuple[Found, dict[str, torch.Tensor]]:
+    """Return a checkpoint of about so many bytes in small tensors, at least two, and what it holds."""
+    count = max(2, size // (4 * math.prod(SMALL_SHAPE)))
+    return saved(run_dir / "small", {f"small.{number}": torch.randn(SMALL_SHAPE) for number in range(count)})
+
+
+def saved(root: Path, state: dict[str, torch.Tensor]) -> tuple[Found, dict[str, torch.Tensor]]:
+    """Save a state into a folder of its own; return what was found there, and the state."""
+    save_checkpoint(root, 1, state, {}, keep_last=1)
+    return list_checkpoints(root).complete[0], state
 
 
 @dataclass(frozen=True)
@@ -218,17 +238,17 @@ class SaveRates:
     """Bytes per second, what part each is of the disk's own, and nanoseconds of CPU a byte."""
 
     bytes: int
+    tensors: int
     rates: dict[str, float]
     parts: dict[str, float]
     cpu_ns_a_byte: dict[str, float]
 
 
-def measured(run_dir: Path, times: int) -> SaveRates:
-    """Return the rates of the disk, and of a save and loads by one process of a run's state, so many times over.
+def measured(run_dir: Path, newest: Found, state: dict[str, torch.Tensor]) -> SaveRates:
+    """Return the rates of the disk, and of a save and loads by one process of a state and the checkpoint that has it.
 
     The parts of the disk's own rate are medians over rounds: a disk that others use changes between rounds.
     """
-    newest, state = state_of(run_dir, times)
     size, raw, root, kept = newest.manifest.total_bytes, run_dir / "raw", run_dir / "again", KeptPlan()
     piece = os.urandom(PIECE_BYTES)  # made before: that takes as long as a fast disk does
     work: dict[str, Callable[[], Any]] = {
@@ -246,8 +266,11 @@ def measured(run_dir: Path, times: int) -> SaveRates:
     rounds = Rounds()
     for _ in range(ROUNDS):
         for name, call in work.items():
-            if name in COLD:
-                forget([raw, *newest.path.iterdir()])
+            files = [*newest.path.iterdir(), *([raw] if raw.exists() else [])]
+            for path in files if name in IN_MEMORY + TAKES_MEMORY else ():
+                read_raw(path)
+            if name in TAKES_MEMORY:
+                forget(files)
             rounds.make(name, call)
     taken = rounds.wall
     parts = {
@@ -256,9 +279,8 @@ def measured(run_dir: Path, times: int) -> SaveRates:
     }
     speeds = {name: size / statistics.median(seconds) for name, seconds in taken.items()}
     shutil.rmtree(root)
-    return SaveRates(
-        size, speeds, parts, {name: statistics.median(cpu) / size * 1e9 for name, cpu in rounds.cpu.items()}
-    )
+    cpu = {name: statistics.median(seconds) / size * 1e9 for name, seconds in rounds.cpu.items()}
+    return SaveRates(size, len(state), speeds, parts, cpu)
 
 
 def main() -> None:
@@ -281,9 +303,11 @@ def main() -> None:
         options.times = 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
         runs = {name: train(options, Path(folder, name), name) for name in KINDS}
-        found = [measured(Path(folder, "on"), times) for times in dict.fromkeys((1, options.times))]
+        run_dir = Path(folder, "on")
+        found = [measured(run_dir, *state_of(run_dir, times)) for times in dict.fromkeys((1, options.times))]
+        small = measured(run_dir, *small_state(run_dir, found[0].bytes))
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
-    result |= asdict(found[0]) | {"larger": [asdict(each) for each in found[1:]]}
+    result |= asdict(found[0]) | {"larger": [asdict(each) for each in found[1:]], "small tensors": asdict(small)}
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
     print("| checkpoints | step | saves | stall | stall over step | stalls over all steps | whole save |")
     print("|---|---|---|---|---|---|---|")
@@ -292,8 +316,9 @@ def main() -> None:
         ratio = one["stall_seconds"] / one["step_seconds"]
         print(f"| {title} | {one['step_seconds']:.3f} s | {one['saves']} | {one['stall_seconds'] * 1e3:.1f} ms |"
               f" {ratio:.1%} | {one['stall_share']:.2%} | {one['save_seconds']:.3f} s |")  # fmt: skip
-    for each in found:
-        print(f"\n| one process, {each.bytes / 1e6:.0f} MB | MB/s | of CPU, ns a byte | over the disk's own |")
+    for each in [*found, small]:
+        what = f"{each.bytes / 1e6:.0f} MB in {each.tensors:,}{' small' if each is small else ''} tensors"
+        print(f"\n| one process, {what} | MB/s | of CPU, ns a byte | over the disk's own |")
         print("|---|---|---|---|")
         for name, rate in each.rates.items():
             beside = [f"{each.parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}"

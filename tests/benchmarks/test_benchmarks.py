@@ -249,7 +249,9 @@ def test_what_checkpoints_cost(tmp_path: Path) -> None:
     assert "| beside training |" in printed and "| load |" in printed
     (larger,) = result["larger"]
     assert larger["bytes"] > 1.9 * result["bytes"]
-    for each in (result, larger):
+    small = result["small tensors"]
+    assert small["tensors"] > 1 and small["bytes"] / small["tensors"] < 2**20 and " small tensors |" in printed
+    for each in (result, larger, small):
         assert each["rates"]["save"] > each["rates"]["save_and_back"], "which has the reading back in it"
 
 

@@ -104,7 +104,7 @@ def as_version_1(path: Path) -> None:
     manifest = read_manifest(path)
     tensors = {
         name: {"dtype": entry.dtype, "shape": entry.shape, "fingerprint": entry.fingerprint,
-               "chunks": [vars(chunk) for chunk in entry.chunks]}
+               "chunks": [chunk._asdict() for chunk in entry.chunks]}
         for name, entry in read_index(path, manifest).items()
     }  # fmt: skip
     body = json.loads((path / MANIFEST_NAME).read_text())["body"]

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
+WORDS_HERE = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int32}  # the same in the host's memory
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache
 TASK_WORDS = 2**20  # that a thread reads before it takes the next
 FEW_WORDS = 2**16  # of a part that is not handed to a thread: that would cost more than it spares
+FEW_WORDS_AT_ONCE = 2**14  # whose products are as soon in new memory
 ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
 SHORT_ROW_WORDS = 64
 FIRST_VALUES = 64
@@ -41,6 +43,7 @@ MOST_PLACES = 4096
 # works it out anew whenever it is asked, a save and a load ask for each tensor, and many tensors are alike.
 _PLACES: dict[tuple[Any, ...], list[Box]] = {}
 PartSums = dict[str, dict[Box, int]]
+Held = tuple[torch.Tensor, list[Box]]  # what a rank holds of a tensor, and where that lies in the whole
 WordArray = npt.NDArray[Any]
 
 
@@ -80,7 +83,7 @@ def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequen
     }
 
 
-def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
+def local_part(tensor: torch.Tensor) -> Held:
     """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh.
 
     It is the memory of the tensor itself, of which no gradient is known.
@@ -109,6 +112,8 @@ def _places(tensor: DTensor) -> list[Box]:
 
 def within(local: torch.Tensor, place: Box, box: Box) -> torch.Tensor:
     """Return the part of `local` (which lies at `place`) that lies at `box`, as a view."""
+    if box == place and local.shape == box[1]:
+        return local
     for dimension, (at, length) in enumerate(zip(*box, strict=True)):
         local = local.narrow(dimension, at - place[0][dimension], length)
     return local
@@ -136,13 +141,20 @@ def part_sums(parts: Sequence[tuple[torch.Tensor, Sequence[int]]]) -> list[int]:
 class SumOfPart:
     """The sum of a part that lies in the host's memory in one piece, taken of its bytes as they come, by any thread."""
 
-    def __init__(self, local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> None:
-        words = _words(local)
-        self._row, self._outer = _weights_of(words, offsets, weights)
-        self._words = words.reshape(-1).numpy()
-        self._rooms, self._length = weights.rooms, self._words.itemsize
+    def __init__(self, local: torch.Tensor, content: WordArray, offsets: Sequence[int], weights: PlaceWeights) -> None:
+        """`content` has the bytes of `local` as they lie in memory."""
+        size = local.element_size()
+        self._words = content.view(WORDS_HERE[size // 2 if local.is_complex() else size])
+        self._length = self._words.itemsize
+        self._row, self._outer = weights.of((*local.shape, size // self._length), offsets)
+        self._rooms = weights.rooms
         self._sums: list[int] = []
         self._taken: list[int] = []
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the length of a row: bytes that come in whole rows are taken at once."""
+        return self._row.size * self._length
 
     def add(self, begin: int, end: int) -> None:
         """Take some bytes of the part, each once; those that begin or end within a word are not taken."""
@@ -188,7 +200,7 @@ def _begun(
 ) -> list[int | Future[int]]:
     """Return numbers that add up to the sum of a part: known, or on their way where there are hands."""
     words = _words(local)  # [..., words of an element]
-    row, outer = _weights_of(words, offsets, weights)
+    row, outer = weights.of(words.shape, offsets)
     rows = words.reshape(outer.size, row.size)
     if words.device.type != "cpu":
         row_there, outer_there = (torch.from_numpy(each).to(words.device) for each in (row, outer))
@@ -203,18 +215,14 @@ def _begun(
     ]
 
 
-def _weights_of(words: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> tuple[WordArray, WordArray]:
-    """Return the weights within a row, which the last dimensions are, and of the rows: products of their own."""
-    places, inner = (*offsets, 0), _row_dimensions(words.shape)
-    row = weights.product(inner, places[inner:], words.shape[inner:])
-    return row, weights.product(0, places[:inner], words.shape[:inner])
-
-
 def _sum_here(rows: WordArray, row: WordArray, outer: WordArray, rooms: Rooms | None = None) -> int:
     """Return the sum of rows in the host's memory, without torch: the calling thread alone computes.
 
     It borrows one of the `rooms`, since new memory takes longer to get than to fill; a few words need none.
     """
+    if rows.size < FEW_WORDS_AT_ONCE:
+        sums = np.einsum("ij,j->i", rows.astype(np.int64), row)
+        return int(sums[0]) * int(outer[0]) if len(sums) == 1 else int(np.add.reduce(sums * outer))
     step = min(len(rows), max(1, PIECE_WORDS // row.size))
     with contextlib.nullcontext() if rooms is None or step * row.size > PIECE_WORDS else rooms.one() as room:
         wide = np.empty(step * row.size, dtype=np.int64) if room is None else np.frombuffer(room, dtype=np.int64)
@@ -263,6 +271,7 @@ class PlaceWeights:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int, int], WordArray] = {}
+        self._of: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[WordArray, WordArray]] = {}
         self.rooms = Rooms(8 * PIECE_WORDS)  # for products in the host's memory
         self._room = torch.empty(0, dtype=torch.int64)
 
@@ -272,12 +281,25 @@ class PlaceWeights:
             self._room = torch.empty(words, dtype=torch.int64, device=device)
         return self._room[:words]
 
+    def of(self, shape: Sequence[int], offsets: Sequence[int]) -> tuple[WordArray, WordArray]:
+        """Return the weights within a row, which the last dimensions are, and of the rows: products of their own.
+
+        `shape` is that of a part, with a last dimension for the words of an element; `offsets` say where it lies.
+        """
+        key = tuple(shape), tuple(offsets)
+        if (known := self._of.get(key)) is None:
+            places, inner = (*offsets, 0), _row_dimensions(shape)
+            row = self.product(inner, places[inner:], shape[inner:])
+            known = self._of[key] = row, self.product(0, places[:inner], shape[:inner])
+        return known
+
     def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> WordArray:
         """Return the weights of all places of a block over the dimensions from number `first` on, int64, flat."""
-        flat = np.ones(1, dtype=np.int64)
+        flat: WordArray | None = None
         for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
-            flat = (flat[:, None] * self._along(dimension, offset, size)).reshape(-1)
-        return flat
+            along = self._along(dimension, offset, size)
+            flat = along if flat is None else (flat[:, None] * along).reshape(-1)
+        return np.ones(1, dtype=np.int64) if flat is None else flat
 
     def _along(self, dimension: int, offset: int, size: int) -> WordArray:
         key = (dimension, offset, size)

@@ -80,7 +80,7 @@ def encode_kinds(kinds: Mapping[str, TensorKind]) -> bytes:
 
 def encode_part(chunks: Mapping[str, Sequence[Chunk]]) -> bytes:
     """Return the content of a rank's part of the index."""
-    document = {name: [vars(chunk) for chunk in of_tensor] for name, of_tensor in chunks.items()}
+    document = {name: [chunk._asdict() for chunk in of_tensor] for name, of_tensor in chunks.items()}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -178,14 +178,15 @@ class _Search:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._missing = {name: sum(math.prod(sizes) for _, sizes in boxes) for name, boxes in wanted.items()}
-        self._found: dict[str, dict[Chunk, None]] = {name: {} for name in wanted}
+        self._found: dict[str, dict[Chunk, list[Box | None]]] = {name: {} for name in wanted}  # of each box wanted
 
     def take(self, name: str, chunks: Mapping[Chunk, None] | Chunks) -> None:
         """Keep those of the chunks that hold something of the boxes wanted; one that is known counts once."""
-        for chunk in chunks if name in self._wanted else ():
-            shared = [overlap((chunk.offsets, chunk.sizes), box) for box in self._wanted[name]]
-            if any(shared) and chunk not in self._found[name]:
-                self._found[name][chunk] = None
+        found = self._found.get(name)
+        for chunk in chunks if found is not None else ():
+            shared = [overlap(chunk.box, box) for box in self._wanted[name]]
+            if any(shared) and chunk not in found:
+                found[chunk] = shared
                 self._missing[name] -= sum(math.prod(box[1]) for box in shared if box)
 
     def misses(self, name: str) -> bool:
@@ -195,9 +196,9 @@ class _Search:
     def finish(self) -> dict[str, Chunks]:
         """Return what was found. Raises Refused where a box is not covered, or not exactly once."""
         for name, boxes in self._wanted.items():
-            for offsets, sizes in boxes:
-                held = [overlap((chunk.offsets, chunk.sizes), (offsets, sizes)) for chunk in self._found[name]]
-                check_cover(name, (offsets, sizes), [box for box in held if box])
+            for number, box in enumerate(boxes):
+                held = [shared[number] for shared in self._found[name].values()]
+                check_cover(name, box, [one for one in held if one])
         return {name: tuple(chunks) for name, chunks in self._found.items()}
 
 

@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from paceline.checkpoint.fingerprint import PartSums, local_part, whole_fingerprints
+from paceline.checkpoint.files.read_back import read_ahead
+from paceline.checkpoint.files.threads import Hands
+from paceline.checkpoint.fingerprint import Held, PartSums, local_part, whole_fingerprints
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader
-from paceline.checkpoint.manifest import Manifest, read_manifest
+from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.readers.fill import Kinds, emptied_where_it_fails, fill
 from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.tiers.newest import newest_first
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import ConfigError, StorageError, nearest
 
 
@@ -103,13 +106,14 @@ def _load(
 ) -> tuple[dict[str, object], tuple[str, ...]]:
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
-    manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
-    with torch.no_grad(), emptied_where_it_fails(tensors):
-        checks = manifest.share(ranks.rank, ranks.size) if verify else {}
-        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify))
-        if verify:
-            _check_values(path, sums, kinds, ranks)
-    return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
+    with Hands(1 if verify else 0, "ahead") as ahead:
+        opened = _open_for(path, tensors, may_skip, ranks, ahead if verify else None)
+        with torch.no_grad(), emptied_where_it_fails(tensors):
+            checks, kinds = opened.checks if verify else {}, opened.kinds
+            sums = ranks.attempt(what, lambda: fill(path, opened.held, kinds, opened.chunks, checks, verify))
+            if verify:
+                _check_values(path, sums, kinds, ranks)
+    return dict(opened.manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
 
 
 def _check_values(path: Path, here: PartSums, kinds: Kinds, ranks: Ranks) -> None:
@@ -149,22 +153,38 @@ def _sums_agree(here: PartSums, kinds: Kinds, ranks: Ranks) -> bool:
     )
 
 
-def _open_for(
-    path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks
-) -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
-    """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything."""
+class _Opened(NamedTuple):
+    """What this rank reads of a checkpoint: files that it checks, what tensors are, and the chunks of its own parts."""
 
-    def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
+    manifest: Manifest
+    checks: Mapping[str, FileEntry]
+    kinds: Kinds
+    held: Mapping[str, Held]
+    chunks: Mapping[str, Chunks]
+
+
+def _open_for(
+    path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks, ahead: Hands | None
+) -> _Opened:
+    """Return what this rank reads, once no rank lacks anything; `ahead` has the disk begin with it meanwhile."""
+
+    def open_here() -> _Opened:
         manifest = read_manifest(path)
-        check_lengths(path, manifest.share(ranks.rank, ranks.size))
+        checks = manifest.share(ranks.rank, ranks.size)
+        check_lengths(path, checks)
+        if ahead is not None:
+            ahead.submit(read_ahead, path, checks)
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)
-        wanted = {name: local_part(tensor)[1] for name, tensor in tensors.items()}
-        return manifest, index.kinds, index.find(wanted, near=ranks.rank * manifest.world_size // ranks.size)
+        held = {name: local_part(tensor) for name, tensor in tensors.items()}
+        wanted = {name: places for name, (_, places) in held.items()}
+        near = ranks.rank * manifest.world_size // ranks.size
+        return _Opened(manifest, checks, index.kinds, held, index.find(wanted, near))
 
-    manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)
-    names = sorted(kinds)
+    with collector_at_rest():
+        opened = ranks.attempt(f"{path} cannot be read", open_here)
+    names = sorted(opened.kinds)
     asked = ranks.any_of([name in tensors for name in names])
     unread = [name for name, is_asked in zip(names, asked, strict=True) if not is_asked]
     unread = [name for name in unread if not name.startswith(may_skip)]
@@ -175,7 +195,7 @@ def _open_for(
             "it was saved from another model or optimizer, or the optimizer's state does not exist yet",
             "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
         )
-    return manifest, kinds, chunks
+    return opened
 
 
 def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> None:

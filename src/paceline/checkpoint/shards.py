@@ -15,13 +15,15 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.pieces import compare_in_pieces, write_in_pieces
 from paceline.checkpoint.files.threads import Hands
@@ -43,14 +45,18 @@ PIECE_BYTES = 32 * 2**20
 OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A rectangular part of a tensor, stored under `key` in `file`."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
     key: str
+
+    @property
+    def box(self) -> Box:
+        """Return where the part lies in the whole."""
+        return self.offsets, self.sizes
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class TensorToWrite:
         return math.prod(self.shape) * DTYPES[self.dtype][1]
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's name of a dtype, such as "float32"; the caller checks that DTYPES has it."""
     return str(dtype).removeprefix("torch.")

@@ -64,6 +64,6 @@ def count(holder: object, key: str) -> int:
 def numbers(values: list[Any], what: str) -> tuple[int, ...]:
     """Return the list as a tuple of whole numbers from 0 to 2^63 - 1. Raises Refused."""
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        if type(value) is not int or not 0 <= value < 2**63:  # a bool is none
             raise Refused(f"{what}: {value!r} is not a count")
     return tuple(values)

@@ -19,9 +19,9 @@ from distributed import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.checkpoint import fingerprint, load_checkpoint, load_latest, save_checkpoint
+from paceline.checkpoint import fingerprint, load, load_checkpoint, load_latest, save_checkpoint
 from paceline.checkpoint.files import destinations, pieces, read_back
-from paceline.checkpoint.files.destinations import Destination, Destinations, read_spread
+from paceline.checkpoint.files.destinations import BytesInPlace, Comers, Destination, Destinations, read_spread
 from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
 from paceline.errors import StorageError
 
@@ -278,3 +278,77 @@ def test_reading_ends_where_the_file_does(tmp_path: Path) -> None:
     with (tmp_path / SHARD).open("rb") as file:
         assert read_spread(file.fileno(), 2, [first, second]) == 8
     assert bytes(first) == b"2345" and bytes(second[:4]) == b"6789"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    length=st.integers(0, 60), row=st.integers(1, 25), first=st.integers(0, 30), slices=st.integers(1, 20),
+    reads=st.integers(1, 17),
+)  # fmt: skip
+def test_slices_hold_every_byte_once_and_destinations_hear_of_whole_rows(
+    length: int, row: int, first: int, slices: int, reads: int
+) -> None:
+    """Of a row that came in two parts each part would be summed alone: three sums for each slice of a matrix."""
+    heard = list[tuple[int, int]]()
+    to = Destination(0, memoryview(bytes(range(first + length))), lambda *told: heard.append(told), row)
+    came, held = Comers(), b""
+    for at in range(first, first + length, reads):
+        stretch = BytesInPlace(to.room[at : min(at + reads, first + length)], to, at)
+        for part in stretch.in_slices(slices):
+            assert (
+                len(part.content) <= max(slices, row) and part.content == to.room[part.at : part.at + len(part.content)]
+            )
+            held += part.content
+            came.add(part)
+    came.tell()
+    assert held == bytes(to.room[first:])
+    assert [at for begin, end in heard for at in range(begin, end)] == list(range(first, first + length))
+    assert all(end % row == 0 for _, end in heard[:-1]), "rows end where what is heard of ends"
+
+
+def test_bytes_that_come_elsewhere_are_told_apart() -> None:
+    heard = list[str]()
+    one, other = (Destination(at, memoryview(bytes(6)), lambda *told, at=at: heard.append(f"{at}: {told}"), 4)
+                  for at in (0, 6))  # fmt: skip
+    came = Comers()
+    for stretch in (BytesInPlace(one.room[:5], one, 0), BytesInPlace(memoryview(b"gap")),
+                    BytesInPlace(other.room[2:4], other, 2), BytesInPlace(other.room[4:], other, 4)):  # fmt: skip
+        came.add(stretch)
+    came.tell()
+    assert heard == ["0: (0, 5)", "6: (2, 4)", "6: (4, 6)"]
+
+
+def test_the_disk_begins_with_a_file_before_it_is_known_where_its_tensors_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, began = save_checkpoint(tmp_path, 1, VALUES, {}, keep_last=1).path, threading.Event()
+    advise, reader = os.posix_fadvise, load.IndexReader
+
+    def noted(file: int, at: int, length: int, advice: int) -> None:
+        named = Path(f"/proc/self/fd/{file}").readlink().name
+        advise(file, at, length, advice)
+        if (named, at, advice) == (SHARD, 0, os.POSIX_FADV_WILLNEED):
+            began.set()
+
+    def after(*given: Any) -> Any:
+        assert began.wait(60), "the disk has nothing to do while a load plans"
+        return reader(*given)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    monkeypatch.setattr(load, "IndexReader", after)
+    target = blank()
+    load_checkpoint(path, target)
+    assert all(torch.equal(target[name], value) for name, value in VALUES.items())
+
+
+def test_weights_of_equal_parts_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {str(number): torch.randn(30, 40) for number in range(50)}
+    path, made = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path, list[Any]()
+    product = fingerprint.PlaceWeights.product
+    monkeypatch.setattr(
+        fingerprint.PlaceWeights, "product", lambda self, *given: (made.append(given), product(self, *given))[1]
+    )
+    target = {name: torch.zeros(30, 40) for name in values}
+    load_checkpoint(path, target)
+    assert all(torch.equal(target[name], value) for name, value in values.items())
+    assert len(made) == 2, "of a row, and of rows: a load of many small tensors made them anew for each"

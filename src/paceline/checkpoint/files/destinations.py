@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from operator import le
 from typing import NamedTuple
 
 import numpy as np
@@ -20,16 +18,17 @@ def ignored(begin: int, end: int) -> None:
     """Take no notice."""
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(NamedTuple):
     """A part of a file that goes into a place in memory.
 
-    `came(begin, end)` is called when bytes of the room have come there and were hashed, each byte once, by any thread.
+    `came(begin, end)` is called when bytes of the room have come there and were hashed, each byte once, by any thread:
+    whole rows of `row_bytes` where that can be.
     """
 
     begin: int
     room: memoryview
     came: Callable[[int, int], None] = ignored
+    row_bytes: int = 1
 
     @property
     def end(self) -> int:
@@ -44,43 +43,74 @@ class BytesInPlace(NamedTuple):
     to: Destination | None = None
     at: int = 0
 
+    def in_slices(self, length: int) -> Iterator[BytesInPlace]:
+        """Yield it in slices of about so many bytes, which end where rows do."""
+        begin, here = 0, len(self.content)
+        row = 1 if self.to is None else self.to.row_bytes
+        while here - begin > length:
+            end = begin + length - (self.at + begin + length) % row
+            end = min(here, end if end > begin else end + row)
+            yield BytesInPlace(self.content[begin:end], self.to, self.at + begin)
+            begin = end
+        yield self if not begin else BytesInPlace(self.content[begin:], self.to, self.at + begin)
+
 
 class Destinations:
     """The destinations of one file, whose parts lie one after the other in it."""
 
     def __init__(self, parts: Sequence[Destination]) -> None:
-        assert all(one.end <= other.begin for one, other in pairwise(parts)), "parts in order, none within another"
-        self._parts = parts
-        self._begins = [part.begin for part in self._parts]
+        self._parts, self._begins, self._ends = parts, [each.begin for each in parts], [each.end for each in parts]
+        assert all(map(le, self._ends, self._begins[1:])), "parts in order, none within another"
 
     def places(self, at: int, spare: memoryview) -> list[BytesInPlace]:
         """Return where as many bytes from `at` on go as `spare` has, in order: what nobody needs goes there."""
         found: list[BytesInPlace] = []
         first, end = at, at + len(spare)
-        number = max(0, bisect_right(self._begins, at) - 1)
+        number, count = max(0, bisect_right(self._begins, at) - 1), len(self._parts)
         while at < end:
-            part = self._parts[number] if number < len(self._parts) else None
-            if part is not None and part.end <= at:
+            begins = self._begins[number] if number < count else end
+            ends = self._ends[number] if number < count else end
+            if number < count and ends <= at:
                 number += 1
                 continue
-            begin = end if part is None else min(part.begin, end)
-            if part is None or at < begin:
-                found.append(BytesInPlace(spare[at - first : begin - first]))
+            if at < begins or number == count:
+                here = min(begins, end)
+                found.append(BytesInPlace(spare[at - first : here - first]))
             else:
-                found.append(BytesInPlace(part.room[at - part.begin : end - part.begin], part, at - part.begin))
-            at += len(found[-1].content)
+                here, part = min(ends, end), self._parts[number]
+                whole = at == begins and here == ends
+                found.append(
+                    BytesInPlace(part.room if whole else part.room[at - begins : here - begins], part, at - begins)
+                )
+            at = here
         return found
 
 
 NOWHERE = Destinations([])
 
 
-def tell(came: Iterable[BytesInPlace]) -> None:
-    """Tell destinations that bytes have come, which follow each other: of one destination all at once."""
-    for _, group in groupby(came, key=lambda stretch: id(stretch.to)):
-        stretches = list(group)
-        if (to := stretches[0].to) is not None:
-            to.came(stretches[0].at, stretches[-1].at + len(stretches[-1].content))
+class Comers:
+    """Tells destinations of bytes that have come, one stretch after the other: of whole rows as soon as they have."""
+
+    def __init__(self) -> None:
+        self._to: Destination | None = None
+        self._begin = self._end = 0
+
+    def add(self, stretch: BytesInPlace) -> None:
+        """Take note of bytes that follow those before, or go elsewhere."""
+        to = stretch.to
+        if to is not self._to:
+            self.tell()
+            self._to, self._begin = to, stretch.at
+        self._end = stretch.at + len(stretch.content)
+        if to is not None and (self._end % to.row_bytes == 0 or self._end == len(to.room)):
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell of what has come until now."""
+        if self._to is not None and self._begin < self._end:
+            self._to.came(self._begin, self._end)
+            self._begin = self._end
 
 
 def copy_bytes(to: memoryview, of: memoryview) -> None:
@@ -93,16 +123,17 @@ def copy_bytes(to: memoryview, of: memoryview) -> None:
 
 def read_spread(descriptor: int, at: int, rooms: Iterable[memoryview]) -> int:
     """Read until the rooms are full, one after the other, or the file ends; return how many bytes there were."""
-    left, done = deque(rooms), 0
-    while left:
-        count = os.preadv(descriptor, [left[number] for number in range(min(MOST_ROOMS, len(left)))], at + done)
+    left, number, done = list(rooms), 0, 0
+    while number < len(left):
+        count = os.preadv(descriptor, left[number : number + MOST_ROOMS], at + done)
         if not count:
             break
         done += count
-        while left and count >= len(left[0]):
-            count -= len(left.popleft())
+        while number < len(left) and count >= (length := len(left[number])):
+            count -= length
+            number += 1
         if count:
-            left[0] = left[0][count:]
+            left[number] = left[number][count:]
     return done
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
+from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Comers, Destinations, cut_off, read_spread
 from paceline.checkpoint.files.digests import BLAKE3, new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD
@@ -22,6 +22,8 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order
+AHEAD_BYTES = 2**26  # that a system reads before it is known where they go
+SLICE_BYTES = 2**18  # hashed, and then summed while they are in the nearest cache
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
@@ -41,6 +43,21 @@ def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, 
                 pending.popleft().take()
         for piece in pending:
             piece.take()
+
+
+def read_ahead(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Have the system read the beginning of what `verify_files` reads, beside the caller, where it can be told to.
+
+    The disk would be idle until a load knows where everything goes: the longer, the more tensors there are.
+    """
+    left = AHEAD_BYTES if hasattr(os, "posix_fadvise") else 0
+    with contextlib.suppress(OSError):  # who reads the file tells of it
+        for name, entry in files.items():
+            if left <= 0:
+                return
+            with (path / name).open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, left, os.POSIX_FADV_WILLNEED)
+            left -= entry.bytes
 
 
 def _hashing(files: Collection[FileEntry]) -> int:
@@ -187,12 +204,13 @@ def _read_by_hand(file: _File, at: int, end: int, rooms: Rooms, hands: Hands) ->
 
 def _digest(file: _File, read: Iterable[Iterable[BytesInPlace]]) -> bytes:
     """Return the digest of what was read of a piece, and tell the destinations that it is there."""
-    digest, came = new_digest(file.entry.piece_digest), list[BytesInPlace]()
+    digest, came = new_digest(file.entry.piece_digest), Comers()
     for stretches in read:
         for stretch in stretches:
-            digest.update(stretch.content)
-            came += [stretch] if stretch.to is not None else []
-    tell(came)
+            for part in stretch.in_slices(SLICE_BYTES) if len(stretch.content) > SLICE_BYTES else (stretch,):
+                digest.update(part.content)
+                came.add(part)
+    came.tell()
     return digest.digest()
 
 

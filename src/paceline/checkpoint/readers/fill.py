@@ -10,8 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,24 +22,25 @@ from paceline.checkpoint.files.destinations import Destination, Destinations, ig
 from paceline.checkpoint.files.places import OpenShards
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import (
+    Held,
     PartSums,
     PlaceWeights,
     SumOfPart,
+    WordArray,
     local_part,
     part_sums,
-    parts_here,
     sums_by_name,
     within,
 )
 from paceline.checkpoint.index import Chunks, TensorKind
 from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.shards import DTYPES, Chunk, ShardReader, stored_shape
+from paceline.cluster.here.collector import collector_at_rest
 
 Kinds = Mapping[str, TensorKind]
 
 
-@dataclass(frozen=True)
-class Needed:
+class Needed(NamedTuple):
     """What a part of a tensor needs of a chunk: the rectangle that begins at `begin` of the chunk goes to `target`."""
 
     name: str
@@ -50,22 +52,23 @@ class Needed:
 
 
 def fill(
-    path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks],
+    path: Path, held: Mapping[str, Held], kinds: Kinds, chunks: Mapping[str, Chunks],
     checks: Mapping[str, FileEntry], takes_sums: bool,
 ) -> PartSums:  # fmt: skip
-    """Read this rank's parts of tensors into place, and all files that the rank `checks`; return sums of the parts.
+    """Read what this rank holds of tensors into place, and all files that the rank `checks`; return sums of the parts.
 
     Raises StorageError where a file of these is not what was written, or another cannot be read. The tensors then hold
     what was read until then.
     """
-    needed = sorted(_needed(tensors, kinds, chunks), key=lambda one: one.chunk.file)
-    sums = _SumsAsRead(tensors if takes_sums else {})
     with OpenShards(path) as opened:
-        straight, later = _shared_out(needed, opened, checks, sums)
+        with collector_at_rest():
+            needed = sorted(_needed(held, kinds, chunks), key=lambda one: one.chunk.file)
+            sums = _SumsAsRead(held if takes_sums else {})
+            straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
             verify_files(path, checks, straight)
         _copy(path, later, opened)
-    return sums.taken(tensors)
+    return sums.taken(held if takes_sums else ())
 
 
 @contextmanager
@@ -83,15 +86,15 @@ def emptied_where_it_fails(tensors: Mapping[str, torch.Tensor]) -> Iterator[None
         raise
 
 
-def _needed(tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks]) -> Iterator[Needed]:
+def _needed(held: Mapping[str, Held], kinds: Kinds, chunks: Mapping[str, Chunks]) -> Iterator[Needed]:
     """Yield what each part of this rank's tensors needs of each chunk."""
     for name, of_tensor in chunks.items():
-        local, places = local_part(tensors[name])
+        local, places = held[name]
         for chunk in of_tensor:
             for place in places:
-                shared = overlap((chunk.offsets, chunk.sizes), place)
+                shared = overlap(chunk.box, place)
                 if shared is not None:
-                    begin = tuple(at - first for at, first in zip(shared[0], chunk.offsets, strict=True))
+                    begin = tuple(map(sub, shared[0], chunk.offsets))
                     yield Needed(name, kinds[name].dtype, place, chunk, begin, within(local, place, shared))
 
 
@@ -107,7 +110,7 @@ def _shared_out(
         if lies is None or room is None or room.size != lies[2] - lies[1]:
             later.append(one)
         else:
-            to = Destination(lies[1], room.data, sums.of(one))
+            to = Destination(lies[1], room.data, *sums.of(one, room))
             straight[one.chunk.file].append((to, one))
     apart: dict[str, list[Destination]] = defaultdict(list)
     for file, pairs in straight.items():
@@ -127,12 +130,10 @@ def _lies(one: Needed, opened: OpenShards) -> tuple[int, int, int] | None:
     And where the file does not hold what the index says: what is wrong is told by who reads it in the other way.
     """
     found = opened.find(one.chunk.file, one.chunk.key)
-    if found is None or (found[1].dtype, found[1].shape) != (
-        DTYPES[one.dtype][0],
-        stored_shape(one.dtype, one.chunk.sizes),
-    ):
+    shape = stored_shape(one.dtype, one.chunk.sizes)
+    if found is None or (found[1].dtype, found[1].shape) != (DTYPES[one.dtype][0], shape):
         return None
-    begin = (*one.begin, 0) if len(found[1].shape) > len(one.begin) else one.begin
+    begin = (*one.begin, 0) if len(shape) > len(one.begin) else one.begin
     lies = found[1].rows(begin, stored_shape(one.dtype, one.target.shape))
     return None if lies is None else (found[0], *lies)
 
@@ -150,21 +151,26 @@ def _copy(path: Path, later: Sequence[Needed], opened: OpenShards) -> None:
 class _SumsAsRead:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._parts = {(name, place): local for name, tensor in tensors.items() for place, local in parts_here(tensor)}
+    def __init__(self, held: Mapping[str, Held]) -> None:
+        self._parts = {
+            (name, place): local for name, (local, places) in held.items() for place in places if 0 not in place[1]
+        }
         self._weights = PlaceWeights()
         self._under_way: dict[tuple[str, Box], SumOfPart] = {}
 
-    def of(self, one: Needed) -> Callable[[int, int], None]:
-        """Return what takes the sum of bytes that come into what is needed."""
+    def of(self, one: Needed, room: WordArray) -> tuple[Callable[[int, int], None], int]:
+        """Return what takes the sum of bytes that come into what is needed, whose room it is; and a row's bytes."""
         part = one.name, one.place
         local = self._parts.get(part)
-        if local is None or host_bytes(local) is None:
-            return ignored
-        if part not in self._under_way:
-            self._under_way[part] = SumOfPart(local, one.place[0], self._weights)
-        add, lies = self._under_way[part].add, one.target.data_ptr() - local.data_ptr()
-        return lambda begin, end: add(lies + begin, lies + end)
+        content = room if local is one.target or local is None else host_bytes(local)
+        if local is None or content is None:
+            return ignored, 1
+        if (taking := self._under_way.get(part)) is None:
+            taking = self._under_way[part] = SumOfPart(local, content, one.place[0], self._weights)
+        if local is one.target:
+            return taking.add, taking.row_bytes
+        add, lies = taking.add, one.target.data_ptr() - local.data_ptr()
+        return lambda begin, end: add(lies + begin, lies + end), taking.row_bytes if not lies % taking.row_bytes else 1
 
     def taken(self, names: Iterable[str]) -> PartSums:
         """Return the sums of all parts, of which all are there now."""
