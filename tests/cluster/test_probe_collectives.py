@@ -1,5 +1,7 @@
 """What a collective adds to a step is a difference of two times: the impossible ones are refused."""
 
+from typing import cast
+
 import pytest
 import torch.distributed as dist
 
@@ -7,6 +9,7 @@ from paceline.cluster.probe import collectives
 from paceline.cluster.probe.busy import reasons_of
 from paceline.cluster.probe.collectives import TRIES, time_in_step
 from paceline.cluster.probe.rank import Rank
+from paceline.cluster.probe.records import ProbeRecord
 
 
 class Clock:
@@ -62,6 +65,6 @@ def test_what_stays_impossible_is_told_and_a_row_of_collectives_stands_for_it(mo
 
 def test_a_probe_with_refused_collectives_is_that_of_a_busy_machine() -> None:
     quiet = {"kind": "cpu", "core_share": 1.0, "relative_spread": 0.1}
-    assert reasons_of(quiet | {"refused": 0}) == []  # type: ignore[typeddict-item]
-    (reason,) = reasons_of(quiet | {"refused": 2})  # type: ignore[typeddict-item]
+    assert reasons_of(cast("ProbeRecord", quiet | {"refused": 0})) == []
+    (reason,) = reasons_of(cast("ProbeRecord", quiet | {"refused": 2}))
     assert reason == "2 of its collectives could not be told from computing"

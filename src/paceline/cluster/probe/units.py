@@ -1,12 +1,12 @@
 """What communication costs a training step on CPUs beyond its collectives: of a sharded unit, and between layers.
 
-Collectives by themselves are timed between products of plain torch (worker.py). In a training step more is paid for
-each: hooks of FSDP2 run in Python, parts are copied together and apart, autograd waits, and the threads that move bytes
-share the cores with those that compute, while the next layer is already on its way. None of it follows from a rate, and
-all of it follows the processor. So the step of a small model is timed three ways, in turns: as it is, with every layer
-a unit of FSDP2, and with a gather before and a reduce-scatter after every layer. Some of what a unit adds is there
-however little it computes, so the first two are timed on a few tokens as well, and there also a pass that keeps its
-gradients, as all micro-batches but the last do where gradients are reduced once a step.
+Collectives by themselves are timed between products of plain torch (collectives.py). In a training step more is paid
+for each: hooks of FSDP2 run in Python, parts are copied together and apart, autograd waits, and the threads that move
+bytes share the cores with those that compute, while the next layer is already on its way. None of it follows from a
+rate, and all of it follows the processor. So the step of a small model is timed three ways, in turns: as it is, with
+every layer a unit of FSDP2, and with a gather before and a reduce-scatter after every layer. Some of what a unit adds
+is there however little it computes, so the first two are timed on a few tokens as well, and there also a pass that
+keeps its gradients, as all micro-batches but the last do where gradients are reduced once a step.
 """
 
 from __future__ import annotations
