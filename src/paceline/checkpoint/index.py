@@ -182,8 +182,9 @@ class _Search:
 
     def take(self, name: str, chunks: Mapping[Chunk, None] | Chunks) -> None:
         """Keep those of the chunks that hold something of the boxes wanted; one that is known counts once."""
-        found = self._found.get(name)
-        for chunk in chunks if found is not None else ():
+        if (found := self._found.get(name)) is None:
+            return
+        for chunk in chunks:
             shared = [overlap(chunk.box, box) for box in self._wanted[name]]
             if any(shared) and chunk not in found:
                 found[chunk] = shared
