@@ -38,7 +38,7 @@ def make_brief(
         steps=planned.steps,
         items_per_sample=planned.facts.items_per_sample,
         unit=planned.facts.unit,
-        items_of_sample=_items_of_sample(planned),
+        **_items(planned),
         device=cluster.device.kind,
         threads=planned.threads,
         step_seconds=forecast.step_seconds.value,
@@ -65,11 +65,16 @@ def make_brief(
     )
 
 
-def _items_of_sample(planned: Planned) -> float:
-    """Return how many items the forecast counts for each sample that a step takes from the order."""
-    forecast = planned.forecast
-    taken = planned.spec.task.selection.candidates_of(planned.batch_samples)
-    return forecast.tokens_per_second * forecast.step_seconds.value / taken
+def _items(planned: Planned) -> dict[str, float]:
+    """Return how many items the forecast counts for each sample that a step takes from the order, or for a step.
+
+    A plan counts a batch that is cut by its tokens in samples of the longest, and a step takes more samples than that.
+    """
+    forecast, task = planned.forecast, planned.spec.task
+    items = forecast.tokens_per_second * forecast.step_seconds.value
+    if task.batch_rows == "by_length" and planned.facts.unit == "tokens":
+        return {"items_of_batch": items}
+    return {"items_of_sample": items / task.selection.candidates_of(planned.batch_samples)}
 
 
 def _started(planned: Planned) -> list[DecisionRecord]:
