@@ -341,6 +341,31 @@ def test_the_disk_begins_with_a_file_before_it_is_known_where_its_tensors_go(
     assert all(torch.equal(target[name], value) for name, value in VALUES.items())
 
 
+def test_a_system_is_asked_to_read_ahead_in_parts_that_it_reads_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reads no more of a request than a disk takes at once, or 128 KiB: of one for 64 MiB it read 8."""
+    asked, most = list[tuple[Path, int, int]](), 2**17
+    monkeypatch.setattr(read_back, "AHEAD_BYTES", 4 * most)
+    monkeypatch.setattr(
+        os,
+        "posix_fadvise",
+        lambda file, at, length, advice: asked.append((Path(f"/proc/self/fd/{file}").readlink(), at, length)),
+    )
+    files = {name: FileEntry(size, "") for name, size in (("a", 2 * most + 5), ("b", 9 * most), ("c", 7))}
+    for name in files:
+        (tmp_path / name).touch()
+    read_back.read_ahead(tmp_path, files)
+    assert [(path.name, at // most) for path, at, _ in asked] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert {length for *_, length in asked} == {most}
+
+
 def test_weights_of_equal_parts_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {str(number): torch.randn(30, 40) for number in range(50)}
     path, made = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path, list[Any]()
