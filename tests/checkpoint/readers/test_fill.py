@@ -104,7 +104,12 @@ def test_a_flip_of_any_byte_is_found_where_slices_of_rows_are_hashed(
     }
     path, whole = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path, list[int | None]()
     take = fingerprint.SumOfPart.whole
-    monkeypatch.setattr(fingerprint.SumOfPart, "whole", lambda part: (whole.append(take(part)), whole[-1])[1])
+
+    def noted(part: fingerprint.SumOfPart) -> int | None:
+        whole.append(take(part))
+        return whole[-1]
+
+    monkeypatch.setattr(fingerprint.SumOfPart, "whole", noted)
     target = {name: torch.ones_like(value) for name, value in values.items()}
     load_checkpoint(path, target)
     assert all(torch.equal(target[name], value) for name, value in values.items())
