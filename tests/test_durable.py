@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,24 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside(
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         write_output(tmp_path / "nowhere" / "picture.svg", "whole")
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path: Path) -> None:
+    """A renamed file would stand in its place, and so in that of /dev/null or /dev/stdout where root is asked."""
+    pipe, came = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: came.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    write_output(pipe, "told")
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    reader.join(60)
+    assert came == ["told"]
+
+
+def test_the_file_that_a_link_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    link = tmp_path / "link.svg"
+    link.symlink_to(tmp_path / "kept" / "picture.svg")
+    for text in ("first", "second"):
+        write_output(link, text)
+        assert link.is_symlink() and (tmp_path / "kept" / "picture.svg").read_text(encoding="utf-8") == text

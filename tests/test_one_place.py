@@ -8,7 +8,7 @@ import re
 from test_floors import ROOT, SOURCES, called
 
 GROUPS = {"paceline.run.process.groups", "paceline.run.process.world"}  # of a run
-OWN_GROUPS = {"paceline.cluster.probe.rank", "paceline.cluster.probe.worker"}  # a probe's processes have no run
+OWN_GROUPS = {"paceline.cluster.probe.rank", "paceline.cluster.probe.collectives"}  # a probe's processes have no run
 MAKE_GROUPS = {"new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group"}
 
 
@@ -28,7 +28,8 @@ def test_process_groups_are_made_in_one_place() -> None:
 COLLECTIVES = {"all_reduce", "broadcast", "all_gather_into_tensor", "all_gather_object", "broadcast_object_list",
                "gather_object", "scatter_object_list", "barrier", "reduce_scatter_tensor",
                "all_to_all_single"}  # fmt: skip
-ASK_ALL = GROUPS | OWN_GROUPS | {"paceline.cluster.probe.units", "paceline.session.together"}  # the last before a world
+ASK_ALL = GROUPS | OWN_GROUPS | {"paceline.cluster.probe.units", "paceline.cluster.probe.worker",
+                                 "paceline.session.together"}  # fmt: skip # the last before a world
 
 
 def test_all_ranks_are_asked_by_their_world_alone() -> None:

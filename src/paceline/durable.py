@@ -62,12 +62,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a file that a command was asked for, as `write_text` does.
+    """Write a file that a command was asked for, as `write_text` does: the one that a link leads to, where it is one.
 
+    What is there and is no file is written into, such as a pipe or /dev/stdout, and stays what it is.
     Raises StorageError (exit code 74) where it cannot be written.
     """
     try:
-        write_text(path, text)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_text(path.resolve(), text)
     except OSError as error:
         because = error.strerror or str(error)
         raise StorageError(f"{path} cannot be written", because, "a path in a folder that is there") from error

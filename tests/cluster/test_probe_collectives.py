@@ -7,9 +7,10 @@ import torch.distributed as dist
 
 from paceline.cluster.probe import collectives
 from paceline.cluster.probe.busy import reasons_of
-from paceline.cluster.probe.collectives import TRIES, time_in_step
+from paceline.cluster.probe.collectives import TRIES, refused_of, time_in_step
+from paceline.cluster.probe.passes import _collectives
 from paceline.cluster.probe.rank import Rank
-from paceline.cluster.probe.records import ProbeRecord
+from paceline.cluster.probe.records import CollectiveTimes, Latency, ProbeRecord, TimedCollective
 
 
 class Clock:
@@ -37,7 +38,7 @@ class Clock:
 
 def on_a_cpu() -> Rank:
     rank = object.__new__(Rank)
-    rank.kind, rank.refused = "cpu", 0
+    rank.kind = "cpu"
     return rank
 
 
@@ -53,14 +54,32 @@ def test_what_disturbs_computing_alone_makes_no_collective_free(
 ) -> None:
     """An all-reduce of one number was stored with 1 us: computing had taken longer alone than beside it."""
     clock, rank = Clock(monkeypatch, [each / 1e3 for each in work_ms]), on_a_cpu()
-    assert time_in_step(rank, clock.collective, 8) == pytest.approx(0.8e-3)
-    assert (clock.stretch + 1, rank.refused) == (stretches, 0)
+    assert time_in_step(rank, clock.collective, 8) == {"seconds": pytest.approx(0.8e-3)}
+    assert clock.stretch + 1 == stretches
 
 
 def test_what_stays_impossible_is_told_and_a_row_of_collectives_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, rank = Clock(monkeypatch, [9.9e-3, 2.7e-3, 9.9e-3] * TRIES), on_a_cpu()
-    assert time_in_step(rank, clock.collective, 8) == pytest.approx(0.08e-3), "as in a row, not 1 us"
-    assert (clock.stretch + 1, rank.refused) == (3 * TRIES, 1)
+    found = time_in_step(rank, clock.collective, 8)
+    assert found == {"seconds": pytest.approx(0.08e-3), "refused": True}, "as in a row, not 1 us"
+    assert clock.stretch + 1 == 3 * TRIES
+
+
+def test_one_pass_that_could_tell_a_collective_from_computing_counts_for_both() -> None:
+    """The mean with the other one, of a row, would be half of what steps meet; and nothing of it is busy."""
+
+    def times(latency: Latency, refused: bool) -> CollectiveTimes:
+        gather: TimedCollective = {"collective": "all_gather", "bytes": 2**22, "seconds": 4e-3}
+        if refused:
+            gather["refused"] = True
+        return {"latency": latency, "sizes": [gather], "groups": {}}
+
+    told, row = times({"seconds": 0.8e-3}, True), times({"seconds": 0.08e-3, "refused": True}, True)
+    for passes in ((told, row), (row, told)):
+        found = _collectives(*passes)
+        assert found is not None and found["latency"] == {"seconds": 0.8e-3}
+        assert found["sizes"][0].get("refused") and refused_of(found) == 1, "what neither could tell is marked still"
+    assert refused_of(told) == 1 and refused_of(row) == 2 and refused_of(None) == 0
 
 
 def test_a_probe_with_refused_collectives_is_that_of_a_busy_machine() -> None:

@@ -120,24 +120,29 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         from paceline.spec.load import spec_to_dict
 
-        _hold_budget(found, say)
+        _hold_budget(found, spec, say)
         shape, fields = _fields(found, options.explain, options.all)
         print_json({**fields, "spec": spec_to_dict(spec)}, shape)
         return 0
     for line in _lines(found, spec, options.explain, options.all):
         say(line)
-    _hold_budget(found, say)
+    _hold_budget(found, spec, say)
     return 0
 
 
-def _hold_budget(found: Answer, say: Callable[[str], None]) -> None:
-    """Say what the run's budgets leave, and raise what `train` would where the plan is beyond one."""
-    from paceline.plan.planned import Planned
+def _hold_budget(found: Answer, spec: Spec, say: Callable[[str], None]) -> None:
+    """Say what the run's budgets leave, and raise what `train` would where the plan is beyond one.
 
-    if isinstance(found, Planned) and (found.spec.run.budgets or found.spec.run.usd_limit is not None):
-        from paceline.session.ready.budget import check_budget  # most plans have none, and need none of its imports
+    Of groups that is the layout over all of them, which trains; several clusters that are compared have none.
+    """
+    from paceline.plan.planned import Planned, plan_task
 
-        check_budget(found, say)
+    if not (spec.run.budgets or spec.run.usd_limit is not None):  # as most, which need none of the imports
+        return
+    if isinstance(found, Planned) or spec.cluster.groups:
+        from paceline.session.ready.budget import check_budget
+
+        check_budget(found if isinstance(found, Planned) else plan_task(spec), say)
 
 
 def _provenance(spec: Spec, as_json: bool) -> int:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from paceline.checkpoint import fingerprint, load, load_checkpoint, load_latest, save_checkpoint
 from paceline.checkpoint.files import destinations, pieces, read_back
 from paceline.checkpoint.files.destinations import BytesInPlace, Comers, Destination, Destinations, read_spread
-from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry, read_manifest
 from paceline.errors import StorageError
 
 SHARD = "shard-00000-of-00001.safetensors"
@@ -90,6 +90,36 @@ def test_nothing_stays_of_a_damaged_file(saved: Path, at: float) -> None:
     with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
         load_checkpoint(saved, target)
     assert [name for name, tensor in target.items() if not is_empty(tensor)] == []
+
+
+def test_a_flip_of_any_byte_is_found_where_slices_of_rows_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was well is summed as it came: slices end where rows do, and zero-sized tensors have no bytes."""
+    monkeypatch.setattr(read_back, "SLICE_BYTES", 24)
+    values = {
+        "rows": torch.arange(21.0).view(3, 7),
+        "none": torch.zeros(0, 4),
+        "long": torch.arange(40).to(torch.int16),
+    }
+    path, whole = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path, list[int | None]()
+    take = fingerprint.SumOfPart.whole
+
+    def noted(part: fingerprint.SumOfPart) -> int | None:
+        whole.append(take(part))
+        return whole[-1]
+
+    monkeypatch.setattr(fingerprint.SumOfPart, "whole", noted)
+    target = {name: torch.ones_like(value) for name, value in values.items()}
+    load_checkpoint(path, target)
+    assert all(torch.equal(target[name], value) for name, value in values.items())
+    assert len(whole) == 2 and None not in whole, "not summed again of all bytes"
+    content, files = (path / SHARD).read_bytes(), {SHARD: read_manifest(path).files[SHARD]}
+    rows = Destination(len(content) - 164, memoryview(bytearray(84)), row_bytes=28)
+    for at in range(len(content)):
+        (path / SHARD).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+            read_back.verify_files(path, files, {SHARD: Destinations([rows])})
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -339,6 +369,31 @@ def test_the_disk_begins_with_a_file_before_it_is_known_where_its_tensors_go(
     target = blank()
     load_checkpoint(path, target)
     assert all(torch.equal(target[name], value) for name, value in VALUES.items())
+
+
+def test_a_system_is_asked_to_read_ahead_in_parts_that_it_reads_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reads no more of a request than a disk takes at once, or 128 KiB: of one for 64 MiB it read 8."""
+    asked, most = list[tuple[Path, int, int]](), 2**17
+    monkeypatch.setattr(read_back, "AHEAD_BYTES", 4 * most)
+    monkeypatch.setattr(
+        os,
+        "posix_fadvise",
+        lambda file, at, length, advice: asked.append((Path(f"/proc/self/fd/{file}").readlink(), at, length)),
+    )
+    files = {name: FileEntry(size, "") for name, size in (("a", 2 * most + 5), ("b", 9 * most), ("c", 7))}
+    for name in files:
+        (tmp_path / name).touch()
+    read_back.read_ahead(tmp_path, files)
+    assert [(path.name, at // most) for path, at, _ in asked] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert {length for *_, length in asked} == {most}
 
 
 def test_weights_of_equal_parts_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

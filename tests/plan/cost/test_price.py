@@ -51,6 +51,16 @@ def test_a_bill_is_as_sure_to_either_side_as_its_run():
     assert math.log(8 / found["money"].low95) == pytest.approx(math.log(1.1) * 1.529, rel=1e-3)
 
 
+def test_what_a_run_is_95_per_cent_sure_of_its_money_is_too():
+    """A forecast's tails are longer than a normal distribution's, and money had those of one."""
+    found = terms(cluster(4), Estimate(3600.0, 3600 / 1.2, 3600 * 1.5, "published", 3600 / 1.4, 3600 * 2.5))
+    assert (found["money"].low95, found["money"].high95) == pytest.approx((8 / 1.4, 20.0))
+    assert (found["money"].low, found["money"].high) == pytest.approx((8 / 1.2, 12.0))
+    assert math.log(found["energy"].high95 / 2) == pytest.approx(
+        math.hypot(math.log(2.5), math.log(1.1) * 1.529), rel=1e-3
+    )
+
+
 def test_what_is_unknown_says_what_to_state():
     nothing = cluster(price_usd_per_device_hour=Figure(math.nan, "unknown", "set the price"))
     found = terms(nothing)

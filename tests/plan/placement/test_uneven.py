@@ -212,6 +212,17 @@ def test_what_speaks_of_one_plan_is_refused_of_groups(option, tmp_path, capsys):
     assert not list(tmp_path.glob("*.svg"))
 
 
+def test_a_budget_that_training_on_groups_would_refuse_ends_their_plan_so(tmp_path, capsys):
+    """One that nothing of them could keep was planned with 0."""
+    (tmp_path / "spec.toml").write_text(SPEC)
+    asked = ["plan", str(tmp_path / "spec.toml"), "--set", f"run.dir={tmp_path / 'run'}", "--set"]
+    assert main([*asked, "run.budget.device_hours=1000"]) == 0
+    assert "budget   1,000 device-hours of" in capsys.readouterr().out
+    assert main([*asked, "run.budget.device_hours=1e-9"]) == 3
+    told = capsys.readouterr()
+    assert "trains   one layout over all groups" in told.out and "is beyond the budget" in told.err
+
+
 LOCAL = """
 [task]
 model = { name = "llama-1m", hidden = 64, layers = 2, heads = 4, kv_heads = 2, ffn = 96 }

@@ -20,7 +20,7 @@ from paceline.supervise.told.brief import Brief, brief_from_json
 SPEC = """
 [task]
 model = {{ name = "llama-1m", layers = 1 }}
-data = {{ source = "{source}", seq_len = 64, max_bytes = "200 kB", cache_dir = "{cache}" }}
+data = {{ source = "{source}", seq_len = 64, max_bytes = "200 kB", cache_dir = "{cache}"{rows} }}
 global_batch = "8 samples"
 stop = "10 steps"
 {more}
@@ -33,16 +33,17 @@ dir = "{cache}/run"
 """
 
 
-def brief_of(folder: Path, source: str, more: str = "") -> Brief:
-    planned = plan_task(parse_spec(SPEC.format(source=source, cache=folder, more=more)))
-    return brief_from_json(make_brief(planned).to_json())
+def brief_of(folder: Path, source: str, more: str = "", rows: str = "", batch: str = "8 samples") -> Brief:
+    text = SPEC.format(source=source, cache=folder, more=more, rows=rows).replace("8 samples", batch)
+    return brief_from_json(make_brief(plan_task(parse_spec(text))).to_json())
 
 
-def conversations(folder: Path) -> str:
-    """Write conversations of which the answers are a small part, and return their path."""
+def conversations(folder: Path, longest: int = 1) -> str:
+    """Write conversations of which the answers are a small part, of up to `longest` words; return their path."""
     path = folder / "chats.jsonl"
     rows = [{"messages": [{"role": "user", "content": f"{at} and a question that is long"},
-                          {"role": "assistant", "content": "yes"}]} for at in range(200)]  # fmt: skip
+                          {"role": "assistant", "content": "yes " * (longest if at % 20 == 0 else 1)}]}
+            for at in range(200)]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
 
@@ -73,3 +74,11 @@ def test_candidates_that_are_scored_and_left_out_are_not_counted(tmp_path: Path)
 def test_without_a_forecast_what_the_loss_counts_is_told(tmp_path: Path) -> None:
     brief = dataclasses.replace(brief_of(tmp_path, "stdlib"), items_of_sample=math.nan)
     assert brief.items_of_step(8, weight=17.0) == 17.0
+
+
+def test_batches_cut_by_tokens_compute_about_as_many_whatever_their_rows(tmp_path: Path) -> None:
+    """A plan counts them as rows of the longest, of which it has a fifth of the rows that a step takes."""
+    source, rows = conversations(tmp_path, longest=4), ', rows = "padded", shuffle = "bucketed", shuffle_bucket = 8'
+    brief = brief_of(tmp_path, source, 'batch_rows = "by_length"', rows, "512 tokens")
+    assert 256 < brief.items_of_step(8, weight=32.0) <= 512
+    assert brief.items_of_step(20, weight=80.0) == brief.items_of_step(8, weight=32.0)

@@ -62,5 +62,15 @@ def test_the_newest_checkpoint_counts_and_one_that_cannot_be_read_is_passed_over
         check_same_task(spec_of(tmp_path, seed=8))
 
 
+@pytest.mark.parametrize("name", ["of-another-run", ".partial-step-00000020"])
+def test_a_folder_that_no_rank_would_load_refuses_nothing(tmp_path: Path, name: str) -> None:
+    save(spec_of(tmp_path), tmp_path, 1, 10)
+    save(spec_of(tmp_path, seed=8), tmp_path, 2, 20)
+    (tmp_path / "checkpoints" / "step-00000020").rename(tmp_path / "checkpoints" / name)
+    check_same_task(spec_of(tmp_path))
+    with pytest.raises(ConfigError, match=r"task\.seed differs"):
+        check_same_task(spec_of(tmp_path, seed=8))
+
+
 def test_a_directory_without_a_checkpoint_is_anybodys(tmp_path: Path) -> None:
     check_same_task(spec_of(tmp_path))

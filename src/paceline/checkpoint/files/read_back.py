@@ -23,6 +23,9 @@ from paceline.errors import StorageError
 
 READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order
 AHEAD_BYTES = 2**26  # that a system reads before it is known where they go
+# Of one request for that: Linux cuts a longer one down to the disk's own largest or what it reads ahead by itself,
+# 128 KiB as it comes, and reads no more of it. Of one for 64 MiB a virtual disk of ours read 8 (2026-11-29).
+ADVISED_BYTES = 2**17
 SLICE_BYTES = 2**18  # hashed, and then summed while they are in the nearest cache
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
@@ -56,7 +59,8 @@ def read_ahead(path: Path, files: Mapping[str, FileEntry]) -> None:
             if left <= 0:
                 return
             with (path / name).open("rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, left, os.POSIX_FADV_WILLNEED)
+                for at in range(0, min(left, entry.bytes), ADVISED_BYTES):
+                    os.posix_fadvise(file.fileno(), at, ADVISED_BYTES, os.POSIX_FADV_WILLNEED)
             left -= entry.bytes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.cluster.probe.records import CollectiveTimes, GroupTimes
+from paceline.cluster.probe.records import CollectiveTimes, GroupTimes, Latency
 from paceline.cluster.probe.units import computing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
     one = torch.ones(1, device=rank.device)
     often, seldom = (10, 3) if rank.trial else (40, 8)  # in each pass
     latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
-    result: GroupTimes = {"latency": {"seconds": latency}, "sizes": []}
+    result: GroupTimes = {"latency": latency, "sizes": []}
     sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
     for mebibytes in sizes[:1] if rank.trial else sizes:
         elements = mebibytes * 2**18 // ranks * ranks
@@ -61,12 +61,12 @@ def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
         }
         for name, call in calls.items():
             whole.fill_(1.0)
-            seconds = time_in_step(rank, call, seldom)
-            result["sizes"].append({"collective": name, "bytes": elements * 4, "seconds": seconds})
+            added = time_in_step(rank, call, seldom)
+            result["sizes"].append({"collective": name, "bytes": elements * 4, **added})
     return result
 
 
-def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
+def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> Latency:
     """Return the seconds that a collective adds to a rank that computes before it, as training does.
 
     On a CPU a collective after computing takes some ten times as long as the same collective in a row of collectives:
@@ -75,11 +75,11 @@ def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
     a queue of their own beside the computation, and are timed by themselves.
 
     Far less than in a row is impossible, on whichever rank: all of them time it again then. What is refused to the last
-    is counted in `rank.refused`, and the time in a row stands for it. Example: 2.7 ms of computing and 3.5 with an
+    is marked so, and the time in a row stands for it. Example: 2.7 ms of computing and 3.5 with an
     all-reduce are 0.8 ms; 3.6 ms of computing, beside another program, would leave none, where a row has 0.08 ms.
     """
     if rank.kind != "cpu":
-        return rank.time(call, repeats=repeats)["seconds"]
+        return {"seconds": rank.time(call, repeats=repeats)["seconds"]}
     work, least = computing(), _least_in_a_row(call)
 
     def work_and_call() -> None:
@@ -92,9 +92,14 @@ def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
         before, both, after = (_mean(each, repeats) for each in (work, work_and_call, work))
         seconds = both - min(before, after)
         if not rank.any(seconds < IMPOSSIBLE * least):
-            return seconds
-    rank.refused += 1
-    return max(seconds, least)
+            return {"seconds": seconds}
+    return {"seconds": max(seconds, least), "refused": True}
+
+
+def refused_of(found: CollectiveTimes | None) -> int:
+    """Return how many collectives of a rank have no time but that in a row."""
+    groups: list[GroupTimes] = [found, *found["groups"].values()] if found else []
+    return sum(each.get("refused", False) for group in groups for each in (group["latency"], *group["sizes"]))
 
 
 def _mean(call: Callable[[], object], repeats: int) -> float:

@@ -7,17 +7,20 @@ forecasts on a machine whose speed changes say so. On a busy machine, whose figu
 
 Collectives between processes vary by themselves: threads wake up on cores that compute, and a rank waits for the one
 that is later by chance. Steps meet the mean of that, so there the mean of two passes counts, unless they are so far
-apart that one was disturbed. Long steps and steps on a few tokens are judged apart: what disturbs 20 ms is lost in 400.
+apart that one was disturbed; where one could not tell a collective from computing, the other one counts. Long steps
+and steps on a few tokens are judged apart: what disturbs 20 ms is lost in 400.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from paceline.cluster.probe.records import (
     CollectiveTimes,
     GroupTimes,
+    Latency,
     LaunchTimes,
     PassTimes,
     ProbePass,
@@ -111,11 +114,18 @@ def _collectives(first: CollectiveTimes | None, second: CollectiveTimes | None) 
 def _group(first: GroupTimes, second: GroupTimes) -> GroupTimes:
     counts = _counted([first, second], [_group_seconds(group) for group in (first, second)])
     sizes: list[TimedCollective] = [
-        {"collective": one["collective"], "bytes": one["bytes"],
-         "seconds": statistics.fmean(group["sizes"][place]["seconds"] for group in counts)}
+        {"collective": one["collective"], "bytes": one["bytes"], **_mean([group["sizes"][place] for group in counts])}
         for place, one in enumerate(first["sizes"])
-    ]  # fmt: skip
-    return {"latency": {"seconds": statistics.fmean(group["latency"]["seconds"] for group in counts)}, "sizes": sizes}
+    ]
+    return {"latency": _mean([group["latency"] for group in counts]), "sizes": sizes}
+
+
+def _mean(timed: Sequence[Latency | TimedCollective]) -> Latency:
+    """Return the mean of what a collective took: of those passes that could tell it from computing, if one could."""
+    told = [each["seconds"] for each in timed if not each.get("refused")]
+    if told:
+        return {"seconds": statistics.fmean(told)}
+    return {"seconds": statistics.fmean(each["seconds"] for each in timed), "refused": True}
 
 
 def _group_seconds(group: GroupTimes) -> float:

@@ -54,7 +54,6 @@ class Rank:
         # With one thread a core's own time tells how much of a call was another program's doing; but ranks that share
         # cores take turns, and that is what training will meet.
         self.knows_own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
-        self.refused = 0  # collectives whose time beside computing is impossible, however often it was taken
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
         # Some 60 measurements in each pass, and the import of torch.

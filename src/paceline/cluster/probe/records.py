@@ -77,9 +77,10 @@ class MemoryTimes(TypedDict):
 
 
 class Latency(TypedDict):
-    """Seconds of an all-reduce of one number."""
+    """Seconds that a collective adds to a step: an all-reduce of one number."""
 
     seconds: float
+    refused: NotRequired[bool]  # whether what it seemed to add is impossible: the seconds are those in a row then
 
 
 class TimedCollective(TypedDict):
@@ -88,6 +89,7 @@ class TimedCollective(TypedDict):
     collective: str
     bytes: int
     seconds: float
+    refused: NotRequired[bool]
 
 
 class GroupTimes(TypedDict):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.here.imported import OWN_BYTES, TORCH_OF_A_RANK
 from paceline.cluster.probe.block import block_times, passes_by_rows
-from paceline.cluster.probe.collectives import collective_times
+from paceline.cluster.probe.collectives import collective_times, refused_of
 from paceline.cluster.probe.passes import faster, fastest
 from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import (
@@ -266,7 +266,8 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
         "collectives": found["collectives"], "steps": found["steps"], "matmul": found["matmul"],
         "attention": found["attention"], "attention_narrow": found["attention_narrow"],
         "head_widths": list(HEAD_WIDTHS[here.kind]), "blocks": found["blocks"], "optimizer": found["optimizer"],
-        "memory": found["memory"], "core_share": found["cpu_seconds"] / fair_seconds, "refused": here.refused,
+        "memory": found["memory"], "core_share": found["cpu_seconds"] / fair_seconds,
+        "refused": refused_of(found["collectives"]),
     }  # fmt: skip
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()

@@ -78,8 +78,7 @@ def bill(cluster: Cluster, run: Estimate, busy: float) -> tuple[BillTerm, ...]:
     """
     usd, kwh, grams = amounts(cluster, run.value, busy)
     price, intensity, power = cluster.price_usd_per_device_hour, cluster.carbon_g_per_kwh, draw(cluster, busy)
-    took = (run.value / run.low, run.high / run.value) if run.value else (1.0, 1.0)
-    usual = _Sides(*took, *(ratio**QUANTILES for ratio in took))
+    usual = _Sides.of(run)
     used = _Sides(*(_joined(ratio, power.ratio80) for ratio in usual[:2]),
                   *(_joined(ratio, power.ratio95) for ratio in usual[2:]))  # fmt: skip
     count = f"{cluster.devices:,} devices x {format_amount(run.value / 3600)} h"
@@ -105,6 +104,16 @@ class _Sides(NamedTuple):
     up: float
     down95: float
     up95: float
+
+    @classmethod
+    def of(cls, run: Estimate) -> _Sides:
+        """Return the ratios of an estimate; a 95 % interval that it does not state is taken as a log-normal one's."""
+        if not run.value:
+            return cls(1.0, 1.0, 1.0, 1.0)
+        down, up = run.value / run.low, run.high / run.value
+        if math.isnan(run.low95) or math.isnan(run.high95):
+            return cls(down, up, down**QUANTILES, up**QUANTILES)
+        return cls(down, up, run.value / run.low95, run.high95 / run.value)
 
     def around(self, value: float) -> tuple[float, float, float, float, float]:
         return value, value / self.down, value * self.up, value / self.down95, value * self.up95

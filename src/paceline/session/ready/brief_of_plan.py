@@ -29,6 +29,9 @@ def make_brief(
     `verified` is the proof, if there was one, and `decisions` are those made since planning.
     """
     plan, cluster, forecast = planned.plan, planned.cluster, planned.forecast
+    task, items = planned.spec.task, forecast.tokens_per_second * forecast.step_seconds.value
+    # A plan counts such a batch in samples of the longest, and a step takes more samples than that.
+    cut_by_tokens = task.batch_rows == "by_length" and planned.facts.unit == "tokens"
     price = cluster.price_usd_per_device_hour.value
     peak = planned.peak_flops(plan.precision) * cluster.devices
     evidence = {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value}
@@ -38,7 +41,8 @@ def make_brief(
         steps=planned.steps,
         items_per_sample=planned.facts.items_per_sample,
         unit=planned.facts.unit,
-        items_of_sample=_items_of_sample(planned),
+        items_of_sample=math.nan if cut_by_tokens else items / task.selection.candidates_of(planned.batch_samples),
+        items_of_batch=items if cut_by_tokens else math.nan,
         device=cluster.device.kind,
         threads=planned.threads,
         step_seconds=forecast.step_seconds.value,
@@ -63,13 +67,6 @@ def make_brief(
         smaller=smaller_plans(planned.search.candidates.context, plan),
         redraws=is_notebook(),
     )
-
-
-def _items_of_sample(planned: Planned) -> float:
-    """Return how many items the forecast counts for each sample that a step takes from the order."""
-    forecast = planned.forecast
-    taken = planned.spec.task.selection.candidates_of(planned.batch_samples)
-    return forecast.tokens_per_second * forecast.step_seconds.value / taken
 
 
 def _started(planned: Planned) -> list[DecisionRecord]:

@@ -29,9 +29,12 @@ def check_same_task(spec: Spec) -> None:
 
 
 def _newest_spec(run_dir: Path) -> Mapping[str, Any] | None:
-    """Return the spec that the newest checkpoint was saved under; without torch, which loading would import."""
+    """Return the spec that the newest checkpoint was saved under; without torch, which loading would import.
+
+    Folders of other names are none that ranks would load: what is half saved, or was put there by hand.
+    """
     found: list[tuple[int, Mapping[str, Any]]] = []
-    for path in checkpoints_folder(run_dir).glob("*/manifest.json"):
+    for path in checkpoints_folder(run_dir).glob("step-[0-9]*/manifest.json"):
         try:
             body = json.loads(path.read_text(encoding="utf-8"))["body"]
             found.append((int(body["sequence"]), dict(body["extra"]["spec"])))

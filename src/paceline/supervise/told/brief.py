@@ -43,6 +43,7 @@ class Brief:
     # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
     read_steps: int | None = None
     items_of_sample: float = math.nan  # items that the forecast counts for a sample of the order; NaN where unknown
+    items_of_batch: float = math.nan  # and for a step, where a batch has as many samples as its tokens allow; else NaN
     redraws: bool = False  # whether steps are shown where text may change: in one line, over and over
 
     def items_of_step(self, samples: int, weight: float) -> float:
@@ -50,8 +51,11 @@ class Brief:
 
         They are counted as the forecast counts them: tokens of rows as full as they come, whether the loss counts
         them or not, or samples. So a step's rate stands beside the forecast's, whatever an objective weighs.
+        A batch that is cut by its tokens has about as many, whatever its samples: what the forecast's has.
         Without a forecast they are what its loss counts, its `weight`.
         """
+        if math.isfinite(self.items_of_batch):
+            return self.items_of_batch
         return samples * self.items_of_sample if math.isfinite(self.items_of_sample) else weight
 
     def to_json(self) -> str:
