@@ -21,6 +21,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.fallen import Fallen
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import RankHosts
+from paceline.supervise.again.survivors import LeftState
 from paceline.supervise.blame import Outcome
 from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import RESTARTED, Generation
@@ -65,11 +66,11 @@ def test_each_fault_is_told_once_whoever_lives_to_tell_it(
         machines = SimpleNamespace(
             devices=lambda: 2, is_stopped=lambda: False, rung=lambda: RESTARTED, dismiss=lambda: None,
             open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
+            seated=lambda *given: (),
         )  # fmt: skip
         one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
         monkeypatch.setattr(one, "_one", fallen)
-        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds",
-                            lambda *given: SimpleNamespace(step=None, because=""))  # fmt: skip
+        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds", lambda *given: LeftState(None))
         assert one.run() == Outcome(0)
     told = [record["what"] for record in read_journal(tmp_path) if record["kind"] == "fault"]
     assert told == [died(1)["what"]] * 3 + [died(0)["what"]]
