@@ -11,6 +11,7 @@ import pytest
 from observe.alerts.alert_journals import started, step
 from tests_shared import plan_of
 
+from paceline import lock as lock_file
 from paceline.lock import take
 from paceline.spec.journal.kinds import FaultRecord
 from paceline.spec.journal.line import line_of
@@ -74,3 +75,18 @@ def test_each_fault_is_told_once_whoever_lives_to_tell_it(
         assert one.run() == Outcome(0)
     told = [record["what"] for record in read_journal(tmp_path) if record["kind"] == "fault"]
     assert told == [died(1)["what"]] * 3 + [died(0)["what"]]
+
+
+def test_nothing_is_told_to_the_journal_of_another_start(tmp_path: Path) -> None:
+    """The run was taken over while a fault was handed on that nobody has on record."""
+    (tmp_path / "journal").mkdir()
+    first = tmp_path / "journal" / "0001.jsonl"
+    first.write_bytes(line_of(started()))
+    with take(tmp_path) as lock:
+        machines = SimpleNamespace(is_stopped=lambda: False, dismiss=lambda: None, devices=lambda: 2)
+        one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
+        one._handed.hand(died(1))
+        (tmp_path / lock_file.NAME).unlink()
+        with take(tmp_path):
+            assert one._end(Outcome(1)) == Outcome(1)
+    assert first.read_bytes() == line_of(started())

@@ -28,7 +28,7 @@ def test_a_rank_that_does_nothing_is_found_in_seconds_and_no_step_is_lost(tmp_pa
     still = HealthSpec().hang_still
     (fault,), (recovery,) = records_of(tmp_path / name, "fault"), records_of(tmp_path / name, "recovery")
     assert fault["rank"] == 1 and "rank 1 of 2 hung" in fault["what"] and WORDS[name] in fault["because"]
-    assert fault["evidence"]["limit_seconds"] == still < HealthSpec().hang_minimum
+    assert still <= fault["evidence"]["limit_seconds"] < HealthSpec().hang_minimum, "on a loaded machine by the steps"
     assert recovery["seconds"]["detect"] >= still, "since the rank stood still, and not since it was ended"
     losses = {step["step"]: step["loss"].hex() for step in steps_of(tmp_path / name)}
     assert losses == {step["step"]: step["loss"].hex() for step in steps_of(tmp_path / "calm")}
