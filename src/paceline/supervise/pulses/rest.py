@@ -1,10 +1,11 @@
 """Rest: whether a process does nothing at all, by what the system says of it. Torch-free.
 
 A rank that is slow computes, wants a core, waits for a disk, or waits for the answer of somebody: a service, a child, a
-program at the other end of a pipe. One that hangs on a lock, in a sleep or in a collective does none of that: its main
-thread sleeps and is given no core. That is seen in a moment, whatever a step takes and however loaded the machine is,
-and says far more than silence. Who polls for what never comes is given cores: it is not at rest by this. Nor is one
-that waits in a lock for a thread of its own, where that one waits for somebody: a thread that asks a service.
+program at the other end of a pipe. One that hangs on a lock or in a collective does none of that: its main thread
+sleeps and is given no core. That is seen in a moment, whatever a step takes and however loaded the machine is, and says
+far more than silence. Who polls for what never comes is given cores: it is not at rest by this. Nor is one that pauses,
+as before it asks a service again, and goes on by itself; nor one that waits in a lock for a thread of its own, where
+that one waits for somebody or pauses.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ ASLEEP, STOPPED, WANTS_A_CORE, WAITS_FOR_A_DISK = "S", "T", "R", "D"  # states o
 # each group one.
 IDLE_SHARE = 0.2
 TICK_SECONDS = 0.05  # of computing that may be of before the look: the system counts in hundredths of a second
-# Where a thread sleeps in Linux that waits for no answer, as parts of the names of functions: a lock or an event, a
-# pause, a signal. Elsewhere (poll, recv, pipe_read, do_wait, a driver, or no name) somebody else may be at work for it.
-FOR_NOBODY = ("futex", "nanosleep", "pause", "signal")
+# Where a thread sleeps in Linux that waits for no answer, as parts of the names of functions: a lock or an event, or a
+# signal. Elsewhere (poll, recv, pipe_read, do_wait, a driver, or no name) somebody else may be at work for it, and in
+# a nanosleep it knows when it goes on.
+FOR_NOBODY = ("futex", "pause", "signal")
 FOR_A_WRITER = ("wait_for_partner", "fifo_open")  # where a thread waits until somebody opens a named pipe, as ours do
 # Threads that wait for messages all the time, by the beginnings of their names: of gloo, of torch's store, of NCCL and
 # of CUDA. Those of torch that compute are none of them: one of autograd may wait for a device.
@@ -114,7 +116,7 @@ class Rest:
         return is_at_rest
 
     def _asks_somebody(self, thread: ThreadSeen) -> bool:
-        """Return whether a thread beside the main one waits for an answer that was asked for not long ago."""
+        """Return whether a thread beside the main one waits for an answer, or to ask again, since not long ago."""
         if thread.number == self.process or thread.state != ASLEEP or thread.name.startswith(LISTENERS):
             return False
         if self.usual.get(thread.number) == thread.switches:
