@@ -6,7 +6,8 @@ A rank comes to a standstill in the passes of one step: it is stopped (SIGSTOP),
 sleeps, looks for something that never comes, computes for ever, or makes a collective that its peers do not. Told are
 the seconds from there to the moment at which the supervisor ends it, and to the next step (the journal's recovery). In
 `calm` nothing hangs: from time to time a rank takes seconds for a step, as it computes, lets a child compute, collects
-garbage, reads a file past the cache, or waits for a socket. No rank may be ended there.
+garbage, reads a file past the cache, pauses, or waits for a socket or for a thread of its own that does. No rank may be
+ended there.
 """
 
 from __future__ import annotations
@@ -82,7 +83,14 @@ def asks():
     ours.recv(1)
 
 
-SLOW = [lambda: computes(3.0), with_a_child, lambda: [gc.collect() for _ in range(40)], reads, asks]
+def asks_in_a_thread():
+    asking = threading.Thread(target=asks)
+    asking.start()
+    asking.join()
+
+
+SLOW = [lambda: computes(3.0), with_a_child, lambda: [gc.collect() for _ in range(40)], reads, asks,
+        asks_in_a_thread, lambda: time.sleep(4.0)]
 HANGS = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP), "locked": lambda: threading.Event().wait(),
     "sleeps": lambda: time.sleep(10**6), "polls": lambda: [time.sleep(0.01) for _ in range(10**9)],

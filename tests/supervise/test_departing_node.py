@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from nodes import Nodes
 from runs import records_of, steps_of, wait_for_step, wait_until, write_spec
 
+from paceline.lock import RunLock
 from paceline.run.survive.clouds.departing import Departing, Departure, departure_of
+from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.nodes.far import FarRank
+from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.nodes.member import Member
 
 HERE = "/proc/self/cwd/ends"  # another file for each process's directory
 
@@ -50,6 +59,20 @@ def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path) -> Non
     assert decided["replan"]["because"], "the smaller world's plan, with its forecast"
     steps = [step["step"] for step in steps_of(run_dir)]
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_node_that_ends_before_it_is_let_go_is_named_and_one_that_takes_its_place_stays(begun_anew: bool) -> None:
+    """Its machine is gone with the ranks' last word, and its number may be that of another one by then."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+        heard = list[object]()
+        link = SimpleNamespace(send=heard.append)
+        if begun_anew:
+            fleet.members[1] = Member(1, 1, "127.0.0.1", "", cast(NodeLink, link), lambda: None)
+        fleet._ranks = {2: FarRank(1, 7, lambda message: None, lambda: None)}
+        assert fleet.part_with([2]) == "node 1 left at a notice, with rank 2"
+    assert list(fleet.members) == [1] * begun_anew and not heard
 
 
 def told(*nodes: int, **changes: object) -> list[Departing]:

@@ -11,6 +11,7 @@ import pytest
 from observe.alerts.alert_journals import started, step
 from tests_shared import plan_of
 
+from paceline import lock as lock_file
 from paceline.lock import take
 from paceline.spec.journal.kinds import FaultRecord
 from paceline.spec.journal.line import line_of
@@ -21,6 +22,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.fallen import Fallen
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import RankHosts
+from paceline.supervise.again.survivors import LeftState
 from paceline.supervise.blame import Outcome
 from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import RESTARTED, Generation
@@ -65,11 +67,26 @@ def test_each_fault_is_told_once_whoever_lives_to_tell_it(
         machines = SimpleNamespace(
             devices=lambda: 2, is_stopped=lambda: False, rung=lambda: RESTARTED, dismiss=lambda: None,
             open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
+            seated=lambda *given: (),
         )  # fmt: skip
         one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
         monkeypatch.setattr(one, "_one", fallen)
-        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds",
-                            lambda *given: SimpleNamespace(step=None, because=""))  # fmt: skip
+        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds", lambda *given: LeftState(None))
         assert one.run() == Outcome(0)
     told = [record["what"] for record in read_journal(tmp_path) if record["kind"] == "fault"]
     assert told == [died(1)["what"]] * 3 + [died(0)["what"]]
+
+
+def test_nothing_is_told_to_the_journal_of_another_start(tmp_path: Path) -> None:
+    """The run was taken over while a fault was handed on that nobody has on record."""
+    (tmp_path / "journal").mkdir()
+    first = tmp_path / "journal" / "0001.jsonl"
+    first.write_bytes(line_of(started()))
+    with take(tmp_path) as lock:
+        machines = SimpleNamespace(is_stopped=lambda: False, dismiss=lambda: None, devices=lambda: 2)
+        one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
+        one._handed.hand(died(1))
+        (tmp_path / lock_file.NAME).unlink()
+        with take(tmp_path):
+            assert one._end(Outcome(1)) == Outcome(1)
+    assert first.read_bytes() == line_of(started())

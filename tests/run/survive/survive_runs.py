@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
 from paceline.checkpoint import list_checkpoints, verify_checkpoint
@@ -142,3 +143,24 @@ class LeavesAsIfDone:
         if moment.step == 4 and os.environ["RANK"] == "1" and not self._mark.exists():
             self._mark.touch()
             os._exit(0)
+
+
+class WaitsInALock:
+    """Has rank 1 wait once, in the passes of its step 6, for a lock that nobody frees."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark, self._waits = mark, False
+
+    def model(self) -> nn.Module:
+        """Return the model whose passes wait."""
+        made = Dropout()
+        made.register_forward_pre_hook(lambda *given: threading.Event().wait() if self._is_to_wait() else None)
+        return made
+
+    def before_step(self, moment: Any) -> None:
+        self._waits = moment.step == 6 and os.environ["RANK"] == "1" and not self._mark.exists()
+
+    def _is_to_wait(self) -> bool:
+        if self._waits:
+            self._mark.touch()
+        return self._waits

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gans import gan_task
-from survive_runs import Counted, DiesInAStepThatIsMadeAgain, LeavesAsIfDone, normed
+from survive_runs import Counted, DiesInAStepThatIsMadeAgain, LeavesAsIfDone, WaitsInALock, normed
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 
 from paceline.spec.adapt.adapter import AdapterSpec
@@ -50,6 +50,11 @@ class HeldRows(PaddedText):
 
     def _row(self, index: int) -> Any:
         return super()._row(index + 5000)
+
+
+def locking_up(folder: Path) -> Task:
+    waits = WaitsInALock(folder / "mark")
+    return decoder_task(model=waits.model, callbacks=(waits,))
 
 
 def of_decoder(**changes: Any) -> Callable[[Path], Task]:
@@ -124,5 +129,6 @@ TASKS = {
 # Those of one test, which end by themselves.
 OF_ONE_TEST = {
     "leaves as if done": StormTask(lambda folder: decoder_task(callbacks=(LeavesAsIfDone(folder / "mark"),))),
+    "locks up": StormTask(locking_up),
     "goes back and dies": StormTask(of_decoder(callbacks=(DiesInAStepThatIsMadeAgain(),)), run=BACK, faults=(BURST,)),
 }

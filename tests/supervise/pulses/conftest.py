@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from paceline.supervise.pulses.system import waits_in_kernel
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        wait_until(lambda: "nanosleep" in waits_in_kernel(process.pid))
+    """Return a process that does nothing, and would for ever."""
+    with subprocess.Popen([sys.executable, "-ISc", "import signal; signal.pause()"]) as process:
+        wait_until(lambda: "pause" in waits_in_kernel(process.pid))
         yield process.pid
         process.kill()
 

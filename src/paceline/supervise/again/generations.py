@@ -196,8 +196,9 @@ class Generations:
     def _end(self, outcome: Outcome) -> Outcome:
         """Have those that stand by end too, and return the outcome."""
         self._machines.dismiss()
-        with contextlib.suppress(OSError):
-            self._handed.settle(is_lost=True)
+        if not self._lock.is_lost:  # else the newest journal is of another start
+            with contextlib.suppress(OSError):
+                self._handed.settle(is_lost=True)
         return outcome
 
     # ---- one generation --------------------------------------------------------------------------------------------

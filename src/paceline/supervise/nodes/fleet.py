@@ -127,9 +127,12 @@ class Fleet:
 
         Their links are closed by them: what is told last would be lost with a link that is closed here.
         """
-        numbers = sorted({self._ranks[rank].node for rank in ranks if rank in self._ranks} & self.members.keys())
+        numbers = sorted({self._ranks[rank].node for rank in ranks if rank in self._ranks})
         for number in numbers:
-            member = self.members.pop(number)
+            member = self.members.get(number)
+            if member is None or not member.generation:  # its machine has ended by now, or another has its number
+                continue
+            del self.members[number]
             self._parted.append(member)
             member.standing = {}
             member.link.send({"end": Requeue.exit_code, "error": None})

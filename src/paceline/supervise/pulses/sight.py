@@ -11,7 +11,7 @@ from typing import Protocol
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.pulses.flight import ask_flight, read_flight
 from paceline.supervise.pulses.pulse import STACK_SIGNAL, Pulse, read_pulse, stack_path
-from paceline.supervise.pulses.rest import Rest, SystemView
+from paceline.supervise.pulses.rest import Rest, SystemView, UsualThreads
 from paceline.supervise.pulses.silences import HangLimits, Overview, Silences, WatchedRank, overview_of
 from paceline.supervise.pulses.stacks import FLIGHT_MARK
 from paceline.supervise.pulses.system import cpu_seconds, queued_bytes, state_of, threads_of
@@ -65,9 +65,11 @@ class NearSight:
         self._folder, self._ranks, self._process_of = folder, ranks, process_of
         self._stopped_early: dict[int, float] = {}  # since when such a rank was seen, by rank
         view = SystemView(lambda process: threads_of(process), lambda process: cpu_seconds(process))
+        usual = UsualThreads(view.threads)
         self._silences = Silences(
             limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process),
-            lambda pulse, now: Rest(pulse.process, now, view),
+            lambda pulse, now: Rest(pulse.process, now, view, usual.of(pulse.process)),
+            lambda pulse, now: usual.note(pulse.process, now),
         )  # fmt: skip
         self._seen: dict[int, WatchedRank] = {}
         self._nothing_queued = False

@@ -186,9 +186,14 @@ class Silences:
     def __init__(
         self, limits: HangLimits, state: Callable[[Pulse], str], cpu_seconds: Callable[[Pulse], float],
         rest: Callable[[Pulse, float], Rest] = lambda pulse, now: Rest(pulse.process, now),
+        goes_on: Callable[[Pulse, float], None] = lambda pulse, now: None,
     ) -> None:  # fmt: skip
-        """`state`, `cpu_seconds` and `rest` (from a moment on) say of a rank's process what the system knows."""
+        """`state`, `cpu_seconds` and `rest` (from a moment on) say of a rank's process what the system knows.
+
+        `goes_on` is told of each rank that tells something anew.
+        """
         self._limits, self._state, self._cpu_seconds, self._rest = limits, state, cpu_seconds, rest
+        self._goes_on = goes_on
         self._noted = -math.inf
         self._longest_rest = 0.0  # that a rank had in a step, and went on
         self._silences: dict[int, _Silence] = {}
@@ -214,6 +219,7 @@ class Silences:
                 self._longest_rest = max(self._longest_rest, silence.rest_seconds)
             silence = _Silence(pulse.beats, state, cpu_before=self._cpu_seconds(pulse), clock_before=now)
             silence.in_a_step = pulse.phase in AT_WORK
+            self._goes_on(pulse, now)
             self._silences[pulse.rank] = silence
         else:
             stood_still = silence.state in STOPPED and state in STOPPED

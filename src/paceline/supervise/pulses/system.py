@@ -16,11 +16,12 @@ TREE_SECONDS = 0.5  # for which a look at all processes counts
 
 @dataclass(frozen=True)
 class ThreadSeen:
-    """A thread as the system sees it: its state, and how often it has been given a core."""
+    """A thread as the system sees it: its state, how often it has been given a core, and its name."""
 
     number: int
     state: str
     switches: int
+    name: str = ""
 
 
 def threads_of(process: int) -> list[ThreadSeen]:
@@ -36,7 +37,7 @@ def threads_of(process: int) -> list[ThreadSeen]:
 def _thread(number: int, status: str) -> ThreadSeen:
     told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     switches = sum(int(told.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
-    return ThreadSeen(number, told.get("State", UNKNOWN).split()[0], switches)
+    return ThreadSeen(number, told.get("State", UNKNOWN).split()[0], switches, told.get("Name", "").strip())
 
 
 def state_of(process: int) -> str:
@@ -83,7 +84,10 @@ class ProcessTree:
 
 
 def waits_in_kernel(process: int) -> str:
-    """Return the function of the system in which a process's main thread sleeps; "" or "0" where it tells none."""
+    """Return the function of the system in which a process's main thread sleeps, or the thread of that number.
+
+    "" or "0" where the system tells none.
+    """
     try:
         return Path(f"/proc/{process}/wchan").read_text()
     except OSError:
