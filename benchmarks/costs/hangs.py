@@ -1,6 +1,6 @@
 """How soon a rank that hangs is found, where a step takes 50 ms; and that ranks which are merely slow are let be.
 
-    python benchmarks/costs/hangs.py [--ranks 2] [--rounds 1] [--only stopped] [--json OUT]
+    python benchmarks/costs/hangs.py [--quick] [--ranks 2] [--rounds 1] [--only stopped] [--json OUT]
 
 A rank comes to a standstill in the passes of one step: it is stopped (SIGSTOP), waits for a lock that nobody frees,
 sleeps, looks for something that never comes, computes for ever, or makes a collective that its peers do not. Told are
@@ -144,6 +144,7 @@ def told_of(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 def main() -> int:
     """Measure and print; 1 where a hang was not survived, or a rank was ended that was merely slow."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one kind of hang")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", choices=(*KINDS, "calm"))
@@ -151,9 +152,10 @@ def main() -> int:
     parser.add_argument("--corpus", default=str(Path(__file__).parents[2] / "src" / "paceline" / "spec"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    kinds = (options.only,) if options.only else ("locked",) if options.quick else (*KINDS, "calm")
     told: dict[str, list[dict[str, Any]]] = {}
     for at in range(options.rounds):
-        for kind in (options.only,) if options.only else (*KINDS, "calm"):
+        for kind in kinds:
             with tempfile.TemporaryDirectory() as name:
                 found = told_of(kind, options, Path(name) / "run")
             told.setdefault(kind, []).append(found)

@@ -43,7 +43,7 @@ MOST_PLACES = 4096
 # works it out anew whenever it is asked, a save and a load ask for each tensor, and many tensors are alike.
 _PLACES: dict[tuple[Any, ...], list[Box]] = {}
 PartSums = dict[str, dict[Box, int]]
-Held = tuple[torch.Tensor, list[Box]]  # what a rank holds of a tensor, and where that lies in the whole
+HeldPart = tuple[torch.Tensor, list[Box]]  # what a rank holds of a tensor, and where that lies in the whole
 WordArray = npt.NDArray[Any]
 
 
@@ -83,7 +83,7 @@ def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequen
     }
 
 
-def local_part(tensor: torch.Tensor) -> Held:
+def local_part(tensor: torch.Tensor) -> HeldPart:
     """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh.
 
     It is the memory of the tensor itself, of which no gradient is known.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from paceline.checkpoint.files.read_back import read_ahead
 from paceline.checkpoint.files.threads import Hands
-from paceline.checkpoint.fingerprint import Held, PartSums, local_part, whole_fingerprints
+from paceline.checkpoint.fingerprint import HeldPart, PartSums, local_part, whole_fingerprints
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader
 from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
@@ -159,7 +159,7 @@ class _Opened(NamedTuple):
     manifest: Manifest
     checks: Mapping[str, FileEntry]
     kinds: Kinds
-    held: Mapping[str, Held]
+    held: Mapping[str, HeldPart]
     chunks: Mapping[str, Chunks]
 
 

@@ -172,13 +172,17 @@ def test_runs_that_differ_in_what_columns_share_are_learnt_from_together():
     assert learnt.kinship(columns_of([run.plan])).plan.tolist() == [[True, False, False, False, True]]
 
 
-def test_what_ran_slower_than_forecast_is_chosen_no_more():
+def test_what_ran_slower_than_forecast_twice_is_chosen_no_more():
     constraints = PlanSpec(pp=1, tp=1, micro_batch=4, precision="fp32", recompute="none")
     found = search(SMALL, HERE, constraints, batch_samples=64, steps=1)
     best, second = found.candidates[0], found.candidates[1]
     slow = best.forecast.step_seconds.value / second.forecast.step_seconds.value
-    ran = dataclasses.replace(run_of(), plan=best.plan, step_seconds=best.forecast.step_seconds.value * 1.5)
-    runs = [ran, dataclasses.replace(ran, plan=second.plan, step_seconds=second.forecast.step_seconds.value)]
+
+    def ran(candidate, factor, date):
+        seconds = candidate.forecast.step_seconds.value * factor
+        return dataclasses.replace(run_of(date=date), plan=candidate.plan, step_seconds=seconds)
+
+    runs = [run for date in dates(2) for run in (ran(best, 1.5, date), ran(second, 1.0, date))]
     learnt = learn(runs, task_key(SMALL, "adamw"), lambda one: HERE)
     after = search(SMALL, HERE, constraints, batch_samples=64, steps=1, learnt=learnt)
     assert slow * 1.5 > 1.1  # else the first would still be the fastest

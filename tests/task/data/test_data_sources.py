@@ -101,7 +101,7 @@ def test_the_fingerprint_is_of_the_content(text_spec: DataSpec, tmp_path: Path) 
 
 def test_too_little_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(DataError, match=r"6 tokens in 1 documents; a sample needs 65"):
+    with pytest.raises(DataError, match=r"6 tokens in 1 document; a sample needs 65"):
         open_sources(DataSpec(str(tmp_path / "a.txt"), seq_len=64, cache_dir=str(tmp_path / ".cache")), 7)
     train, validation = open_sources(
         DataSpec(str(tmp_path / "a.txt"), seq_len=5, cache_dir=str(tmp_path / ".cache")), 7

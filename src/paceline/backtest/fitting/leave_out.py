@@ -94,8 +94,9 @@ def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants
     `miss` is the logarithm of the forecast over what was measured: of a step that took longer it is negative, and what
     is unknown upwards counts.
 
-    Example: of a miss of 0.25, of a program that no table had (0.05) and launches for a fifth of the step (0.16), 0.185
-    is left.
+    Example: of a step that took e^0.5 of its forecast, of a program that no table had (0.35) and with launches for a
+    fifth of it (0.16, and 0.24 of what they would take by themselves), 0.21 is left; of one that took e^-0.4 of it, of
+    which three tenths of these are unknown, 0.376.
     """
     bare, device, cluster = replace(constants, time_80=0.0, time_95=0.0), case.cluster.device, case.cluster
     precision, program = priced.plan.precision, priced.program

@@ -22,7 +22,7 @@ from paceline.checkpoint.files.destinations import Destination, Destinations, ig
 from paceline.checkpoint.files.places import OpenShards
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import (
-    Held,
+    HeldPart,
     PartSums,
     PlaceWeights,
     SumOfPart,
@@ -52,7 +52,7 @@ class Needed(NamedTuple):
 
 
 def fill(
-    path: Path, held: Mapping[str, Held], kinds: Kinds, chunks: Mapping[str, Chunks],
+    path: Path, held: Mapping[str, HeldPart], kinds: Kinds, chunks: Mapping[str, Chunks],
     checks: Mapping[str, FileEntry], takes_sums: bool,
 ) -> PartSums:  # fmt: skip
     """Read what this rank holds of tensors into place, and all files that the rank `checks`; return sums of the parts.
@@ -86,7 +86,7 @@ def emptied_where_it_fails(tensors: Mapping[str, torch.Tensor]) -> Iterator[None
         raise
 
 
-def _needed(held: Mapping[str, Held], kinds: Kinds, chunks: Mapping[str, Chunks]) -> Iterator[Needed]:
+def _needed(held: Mapping[str, HeldPart], kinds: Kinds, chunks: Mapping[str, Chunks]) -> Iterator[Needed]:
     """Yield what each part of this rank's tensors needs of each chunk."""
     for name, of_tensor in chunks.items():
         local, places = held[name]
@@ -151,7 +151,7 @@ def _copy(path: Path, later: Sequence[Needed], opened: OpenShards) -> None:
 class _SumsAsRead:
     """The sums of the parts on this rank, which are taken as their bytes come, or else of the whole part at the end."""
 
-    def __init__(self, held: Mapping[str, Held]) -> None:
+    def __init__(self, held: Mapping[str, HeldPart]) -> None:
         self._parts = {
             (name, place): local for name, (local, places) in held.items() for place in places if 0 not in place[1]
         }

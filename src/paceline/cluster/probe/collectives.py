@@ -1,4 +1,4 @@
-"""What collectives take, as a step meets them: the seconds that they add to a rank that computes before each.
+"""The seconds that a collective adds to a rank's computing, as a training step meets collectives.
 
 That is a difference of two times, and a program that comes between makes of it whatever it likes: an all-reduce of one
 number was once stored with 1 us. Nothing wakes up sooner for having slept, so a collective beside computing takes no
