@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,18 @@ def test_a_pickle_that_is_no_metadata_runs_nothing(tmp_path: Path) -> None:
     assert not proof.exists()
     ended = paceline("checkpoint", "convert", folder, tmp_path / "out", "--to", "safetensors")
     assert ended.returncode == 74 and not proof.exists() and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])  # what Python 3.13 alone calls it
+def test_metadata_that_another_python_has_saved_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    with monkeypatch.context() as there:
+        there.setitem(sys.modules, module, pathlib)
+        there.setattr(pathlib.PosixPath, "__module__", module)
+        dcp.save({"weight": torch.arange(6.0)}, checkpoint_id=tmp_path / "theirs")
+    assert module.encode() + b"\x94" in (tmp_path / "theirs" / ".metadata").read_bytes()
+    assert torch.equal(DistributedTensors(tmp_path / "theirs")["weight"], torch.arange(6.0))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def test_a_task_and_a_file_that_say_the_same_are_planned_alike(spec: Path) -> No
         stop="200 B tokens",
     )
     cluster = {"device": "h100-sxm", "devices": 64}
-    assert paceline.plan(task, "tp=2", cluster=cluster).forecast == paceline.plan(spec, "tp=2").forecast
+    by_task, by_file = paceline.plan(task, "tp=2", cluster=cluster).forecast, paceline.plan(spec, "tp=2").forecast
+    assert repr(by_task) == repr(by_file), "which has NaN for what is not known: since Python 3.13 that is not equal"
     fewer = paceline.plan(spec, cluster=cluster | {"devices": 32}, overrides=["task.seed=3"])
     assert (fewer.cluster.devices, fewer.spec.task.seed) == (32, 3)
     assert fewer.spec.cluster.reliability.mtbf_hours_per_device is None, "the whole table is another"

@@ -35,7 +35,9 @@ ALLOWED = {
     ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
     ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
 }  # fmt: skip
-PATHS = (("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib", "PurePosixPath"))
+# Where it was saved. Python 3.13 alone names another module for these classes, which no other version has.
+PATH_MODULES = ("pathlib", "pathlib._local")
+PATHS = ("PosixPath", "WindowsPath", "PurePosixPath")
 
 
 class _Restricted(pickle.Unpickler):
@@ -45,7 +47,7 @@ class _Restricted(pickle.Unpickler):
         """Return a class of the format, or a dtype. Raises UnpicklingError for anything else."""
         if (module, name) in ALLOWED:
             return super().find_class(module, name)
-        if (module, name) in PATHS:  # where it was saved: a name, which opens nothing
+        if module in PATH_MODULES and name in PATHS:  # a name, which opens nothing
             return PurePath
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
