@@ -81,8 +81,11 @@ def check(folder: Path, count: int, seed: int) -> None:
     print(f"{count} faults of {kinds} kinds, {steps} steps, {len(recoveries)} recoveries",
           f"(worlds of {sorted(sizes)}, {sum(n for (a, b), n in worlds.items() if a != b)} changes),",
           f"{len(ended['met'])} calls, {sum(start.seconds for start in ended['met']):.0f} s")  # fmt: skip
-    assert sizes == set(WORLDS) or count < 40
-    assert sum(before != after for before, after in worlds.elements()) >= (2 if count < 40 else count // 10)
+    changes = sum(before != after for before, after in worlds.elements())
+    if count < 40:  # of few faults most end a call, and it is the next call that has other devices
+        assert len(sizes) > 1
+    else:
+        assert sizes == set(WORLDS) and changes >= count // 10
 
 
 @pytest.mark.parametrize(
