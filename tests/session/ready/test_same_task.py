@@ -73,4 +73,9 @@ def test_a_folder_that_no_rank_would_load_refuses_nothing(tmp_path: Path, name: 
 
 
 def test_a_directory_without_a_checkpoint_is_anybodys(tmp_path: Path) -> None:
-    check_same_task(spec_of(tmp_path))
+    for seed in (7, 8):
+        check_same_task(spec_of(tmp_path, seed=seed))
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)  # as a run leaves it that ended before its first save
+    save(spec_of(tmp_path), tmp_path, 1, 10)
+    with pytest.raises(ConfigError, match=r"task\.seed differs"):
+        check_same_task(spec_of(tmp_path, seed=8))
