@@ -1,6 +1,7 @@
 """A real probe of two ranks in a tiny budget, and how its failures are told."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -124,15 +125,22 @@ def test_an_operators_start_is_what_a_step_takes_on_no_rows():
     """300 us an operator on all rows, 170 on half of them: 130 go with the rows of a half, 40 with none."""
 
     def timed(all_rows: float) -> dict:
-        seconds = {"all_rows": all_rows, "half_the_rows": 170e-6, "few_tokens": 11e-6}
-        passes = {name: {"seconds": each, "spread": 0.0, "repeats": 3} for name, each in seconds.items()}
-        return {"autograd": {"seconds": 3e-6, "spread": 0.0, "repeats": 3}, "passes": passes}
+        return {"autograd": each_of(3e-6), "passes": rows_of(11e-6, all_rows, 170e-6)}
 
     assert _start(timed(300e-6)) == pytest.approx(40e-6)
     assert _start(timed(335e-6)) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
     busy = timed(100e-6)
     assert _start(busy) == pytest.approx(170e-6), "half the rows met another program: no more than all that they took"
     assert _start({"autograd": busy["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
+    assert _start({**busy, "passes": {"few_tokens": each_of(11e-6), "all_and_half": None}}) == 11e-6, "of one thread"
+
+
+def each_of(seconds: float) -> dict:
+    return {"seconds": seconds, "spread": 0.0, "repeats": 3}
+
+
+def rows_of(few: float, all_rows: float, half: float) -> dict:
+    return {"few_tokens": each_of(few), "all_and_half": (each_of(all_rows), each_of(half))}
 
 
 @pytest.mark.parametrize(("passed", "takes"), [(41e-3, 41e-3), (60e-3, 40e-3)])
@@ -176,13 +184,31 @@ def test_of_two_passes_the_faster_counts_and_their_distance_is_the_drift():
 def test_the_start_of_an_operator_is_what_passes_of_a_block_leave_on_no_rows():
     """Of a CPU the faster pass counts for each number of rows; 30 us of all rows and 17 of half leave 4 on none."""
     slow, fast = one_pass(1.5), one_pass(1.0)
-    for scale, each in ((1.5, slow), (1.0, fast)):
-        rows = {"all_rows": 30e-6, "half_the_rows": 17e-6, "few_tokens": 3e-6}
-        each["launch"]["passes"] = {name: {"seconds": seconds * scale, "spread": 0.1, "repeats": 5}
-                                    for name, seconds in rows.items()}  # fmt: skip
+    slow["launch"]["passes"], fast["launch"]["passes"] = rows_of(4.5e-6, 45e-6, 25.5e-6), rows_of(3e-6, 30e-6, 17e-6)
     found = fastest(slow, fast)["launch"]
-    assert {name: timed["seconds"] for name, timed in found["passes"].items()} == rows
+    assert found["passes"]["few_tokens"]["seconds"] == 3e-6 and found["passes"]["all_and_half"][0]["seconds"] == 30e-6
     assert _start(found) == pytest.approx(4e-6) and _start(fastest(slow, one_pass(1.0))["launch"]) == 1e-3
+    slow["launch"]["passes"] = rows_of(3e-6, 27e-6, 24e-6)
+    for pair in ((slow, fast), (fast, slow)):  # half of them was slow: with the other pass's it would leave 7
+        assert _start(fastest(*pair)["launch"]) == pytest.approx(4e-6)
+
+
+def test_what_differences_are_read_from_takes_turns(monkeypatch):
+    """The machine is half as fast for 150 ms: one after the other, half the rows alone would be, and leave 20 ms."""
+    clock, rank = {"now": 0.0}, object.__new__(Rank)
+    rank.kind, rank.knows_own_time = "cpu", True
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.process_time", lambda: clock["now"])
+
+    def taking(seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            clock["now"] += seconds * (2 if 0.1 < clock["now"] < 0.25 else 1)
+
+        return call
+
+    took = rank.in_turns([taking(30e-3), taking(17e-3), taking(1e-3)], 7)
+    assert [timed["seconds"] for timed in took] == pytest.approx([30e-3, 17e-3, 1e-3])
+    assert {timed["repeats"] for timed in took} == {7}
 
 
 class Ended:

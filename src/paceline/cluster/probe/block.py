@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.cluster.probe.rank import Rank
-from paceline.cluster.probe.records import PassTimes, Timed, TimedBlock
+from paceline.cluster.probe.records import PassTimes, TimedBlock
 
 FEW_TOKENS = 8
+ROUNDS = 7  # of passes on all rows, half of them and a few tokens, some 0.6 s with one core
 PASSES_OF_A_STEP = 3  # over a block's operators: one forward, and two for what backward has
 
 
@@ -99,33 +100,37 @@ def training_step(module: nn.Module, inputs: torch.Tensor) -> Callable[[], None]
 
 
 def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: int) -> PassTimes:
-    """Return the seconds of forward and backward of a block for each operator: on all rows, half of them, a few tokens.
+    """Return the seconds of forward and backward of a block for each operator: on a few tokens, all rows, half of them.
 
-    What is left of the first two on no rows is what a step pays for an operator whatever its size: Python and autograd,
+    What is left of the last two on no rows is what a step pays for an operator whatever its size: Python and autograd,
     memory that is asked for, threads that are woken and waited for. Example: 30 ms on 8 rows and 17 on 4 leave 4, which
-    are 32 us for each of 3 x 42 operators. On a few tokens no thread is woken, and hardly anything else is paid.
+    are 32 us for each of 3 x 42 operators. They take turns: a half of 25 ms, in a slow moment of the host's, would
+    leave 20 of the 30, and so 159 us. On a few tokens no thread is woken, and hardly anything else is paid: with one thread
+    that is all, and a difference of long steps would say no more, less surely.
     """
     import torch
 
     hidden, ffn, heads, rows, sequence = block
     module = build_block(hidden, ffn, heads, layers, rank.device)
+    operators: list[int] = []
 
-    def timed(*size: int) -> Timed:
+    def passes_on(*size: int) -> Callable[[], None]:
         inputs = torch.randn(*size, hidden, device=rank.device)
-        operators, _ = count_operators(module, inputs)
+        operators.append(count_operators(module, inputs)[0])
 
         def passes() -> None:
             for parameter in module.parameters():
                 parameter.grad = None
             module(inputs).square().mean().backward()
 
-        measured = rank.time(passes)
-        return {**measured, "seconds": measured["seconds"] / PASSES_OF_A_STEP / operators}
+        return passes
 
-    return {
-        "all_rows": timed(rows, sequence), "half_the_rows": timed(rows // 2, sequence),
-        "few_tokens": timed(1, FEW_TOKENS),
-    }  # fmt: skip
+    sizes = [(1, FEW_TOKENS), (rows, sequence), (rows // 2, sequence)][: 1 if rank.threads == 1 else 3]
+    took = rank.in_turns([passes_on(*size) for size in sizes], ROUNDS)
+    for timed, count in zip(took, operators, strict=True):
+        timed["seconds"] /= PASSES_OF_A_STEP * count
+    few, *by_rows = took
+    return {"few_tokens": few, "all_and_half": (by_rows[0], by_rows[1]) if by_rows else None}
 
 
 def block_times(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.cluster.probe.busy import LEAST_CORE_SHARE
@@ -44,7 +44,8 @@ class Rank:
         import torch.distributed as dist
 
         self.rank, self.ranks, self.kind = rank, request["devices"], request["kind"]
-        torch.set_num_threads(request["threads"])
+        self.threads = request["threads"]
+        torch.set_num_threads(self.threads)
         self.device = torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", rank)
         if self.kind == "cuda":
             torch.cuda.set_device(self.device)
@@ -101,3 +102,21 @@ class Rank:
             own.append((time.process_time() - ran) / batch)
             samples.append((time.perf_counter() - begin) / batch)
         return undisturbed(summary(samples), summary(own)) if self.knows_own_time and not repeats else summary(samples)
+
+    def in_turns(self, calls: Sequence[Callable[[], object]], rounds: int) -> list[Timed]:
+        """Return the seconds per call of each, which take turns: what is slow for some seconds is so for all of them.
+
+        For what is read from differences: a call that was slow beside one that was not says what nothing takes.
+        """
+        passed: list[list[float]] = [[] for _ in calls]
+        own: list[list[float]] = [[] for _ in calls]
+        for number in range(rounds + 1):
+            for place, call in enumerate(calls):
+                begin, ran = time.perf_counter(), time.process_time()
+                call()
+                self.synchronize()
+                if number:  # the first one makes buffers
+                    own[place].append(time.process_time() - ran)
+                    passed[place].append(time.perf_counter() - begin)
+        both = [(summary(passed[place]), summary(own[place])) for place in range(len(calls))]
+        return [undisturbed(*each) if self.knows_own_time else each[0] for each in both]

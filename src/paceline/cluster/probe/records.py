@@ -53,11 +53,10 @@ class TimedBlock(Timed):
 
 
 class PassTimes(TypedDict):
-    """Forward and backward of a block for each operator: on all rows, on half of them, and on a few tokens."""
+    """Forward and backward of a block for each operator: on a few tokens, and on all rows and half of them."""
 
-    all_rows: Timed
-    half_the_rows: Timed
     few_tokens: Timed
+    all_and_half: tuple[Timed, Timed] | None  # None with one thread, which nothing wakes
 
 
 class LaunchTimes(TypedDict):
