@@ -105,8 +105,8 @@ def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: in
     What is left of the last two on no rows is what a step pays for an operator whatever its size: Python and autograd,
     memory that is asked for, threads that are woken and waited for. Example: 30 ms on 8 rows and 17 on 4 leave 4, which
     are 32 us for each of 3 x 42 operators. They take turns: a half of 25 ms, in a slow moment of the host's, would
-    leave 20 of the 30, and so 159 us. On a few tokens no thread is woken, and hardly anything else is paid: with one thread
-    that is all, and a difference of long steps would say no more, less surely.
+    leave 20 of the 30, and so 159 us. On a few tokens no thread is woken, and hardly anything else is paid. With one
+    thread that is all, and a difference of long steps would say no more, less surely.
     """
     import torch
 
