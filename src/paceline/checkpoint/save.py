@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from paceline.checkpoint import folder
 from paceline.checkpoint.beside.sums import SumsBeside
-from paceline.checkpoint.files.destinations import Taker
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
@@ -258,15 +257,13 @@ def _write_files(
     entries: list[TensorToWrite] = []
     own: list[TensorToWrite] = []
     own_parts: list[Part] = []
-    still = sums.still(
-        unchanged, [part for part, writer in zip(taken.values, plan.writers, strict=True) if writer == rank]
-    )
+    still = sums.still(unchanged)
     for (part, values), writer in zip(taken.values.items(), plan.writers, strict=True):
         if writer >= 0:
             name = unchanged_name(writer, plan.size) if part in still else shard_name(writer, plan.size)
             chunks.setdefault(part.name, []).append(Chunk(part.offsets, part.sizes, name, part.key))
         if writer == rank:
-            (own if part in still else entries).append(_entry(part, values, sums.taker(part)))
+            (own if part in still else entries).append(_entry(part, values))
             own_parts += [still[part]] if part in still else []
     shard, index, kept = files_of(rank, plan.size)
     files = {}
@@ -287,8 +284,8 @@ def _write_files(
     return files
 
 
-def _entry(part: Part, values: torch.Tensor, taker: Taker) -> TensorToWrite:
-    return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values, taker)
+def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
+    return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
 def _make_table(written: Written, plan: SavePlan, fingerprints: Mapping[str, str]) -> None:

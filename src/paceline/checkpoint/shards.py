@@ -13,9 +13,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.checkpoint.boxes import Box
-from paceline.checkpoint.files.destinations import NOBODY, BytesInPlace, Taker
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.pieces import compare_in_pieces, write_in_pieces
 from paceline.checkpoint.files.threads import Hands
@@ -61,16 +61,12 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorToWrite:
-    """One tensor to write; `load` is called when its turn comes and its result is dropped after.
-
-    The taker is told of its bytes as they are written by `write_shard`.
-    """
+    """One tensor to write; `load` is called when its turn comes and its result is dropped after."""
 
     key: str
     dtype: str
     shape: tuple[int, ...]
     load: Callable[[], torch.Tensor]
-    taker: Taker = NOBODY
 
     @property
     def bytes(self) -> int:
@@ -108,10 +104,8 @@ def compare_shard(path: Path, entries: Sequence[TensorToWrite]) -> None:
     _check_readable(path, ordered)
 
 
-def _content(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> Iterator[BytesInPlace]:
-    yield BytesInPlace(memoryview(_header(ordered, metadata)))
-    for entry in ordered:
-        yield from _pieces(entry)
+def _content(ordered: Sequence[TensorToWrite]) -> Iterator[memoryview]:
+    return chain([memoryview(_header(ordered, None))], _pieces_of(ordered))
 
 
 def _check_readable(path: Path, entries: Sequence[TensorToWrite]) -> None:
@@ -139,7 +133,7 @@ def write_plain(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str
     ordered = _in_order(entries)
     digest = hashlib.sha256()
     with path.open("xb") as file, Hands(1, "digest") as hashing:
-        for piece in (each.content for each in _content(ordered, metadata)):
+        for piece in chain([memoryview(_header(ordered, metadata))], _pieces_of(ordered)):
             if len(piece) < OVERLAP_BYTES:
                 digest.update(piece)
                 file.write(piece)
@@ -180,7 +174,12 @@ def _header(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None) -
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(entry: TensorToWrite) -> Iterator[BytesInPlace]:
+def _pieces_of(entries: Iterable[TensorToWrite]) -> Iterator[memoryview]:
+    for entry in entries:
+        yield from _pieces(entry)
+
+
+def _pieces(entry: TensorToWrite) -> Iterator[memoryview]:
     """Yield the tensor's bytes in order, from the host's memory, at most PIECE_BYTES at a time."""
     tensor = entry.load().detach()
     assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"
@@ -191,7 +190,7 @@ def _pieces(entry: TensorToWrite) -> Iterator[BytesInPlace]:
         tensor = tensor.cpu().contiguous()  # on the host, where a second copy is cheaper than on the device
     flat = tensor.reshape(-1).view(torch.uint8)
     for begin in range(0, flat.numel(), PIECE_BYTES):
-        yield BytesInPlace(flat[begin : begin + PIECE_BYTES].cpu().numpy().data, entry.taker, begin)
+        yield flat[begin : begin + PIECE_BYTES].cpu().numpy().data
 
 
 class ShardReader:

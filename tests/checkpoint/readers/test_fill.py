@@ -21,15 +21,7 @@ from hypothesis import strategies as st
 
 from paceline.checkpoint import fingerprint, load, load_checkpoint, load_latest, save_checkpoint
 from paceline.checkpoint.files import destinations, pieces, read_back
-from paceline.checkpoint.files.destinations import (
-    BytesInPlace,
-    Comers,
-    Destination,
-    Destinations,
-    Taker,
-    ignored,
-    read_spread,
-)
+from paceline.checkpoint.files.destinations import BytesInPlace, Comers, Destination, Destinations, read_spread
 from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry, read_manifest
 from paceline.errors import StorageError
 
@@ -103,7 +95,7 @@ def test_nothing_stays_of_a_damaged_file(saved: Path, at: float) -> None:
 def test_a_flip_of_any_byte_is_found_where_slices_of_rows_are_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was well is summed as it came, in whole rows; zero-sized tensors have no bytes."""
+    """And what was well is summed as it came: slices end where rows do, and zero-sized tensors have no bytes."""
     monkeypatch.setattr(read_back, "SLICE_BYTES", 24)
     values = {
         "rows": torch.arange(21.0).view(3, 7),
@@ -123,7 +115,7 @@ def test_a_flip_of_any_byte_is_found_where_slices_of_rows_are_hashed(
     assert all(torch.equal(target[name], value) for name, value in values.items())
     assert len(whole) == 2 and None not in whole, "not summed again of all bytes"
     content, files = (path / SHARD).read_bytes(), {SHARD: read_manifest(path).files[SHARD]}
-    rows = Destination(len(content) - 164, memoryview(bytearray(84)), Taker(ignored, 28))
+    rows = Destination(len(content) - 164, memoryview(bytearray(84)), row_bytes=28)
     for at in range(len(content)):
         (path / SHARD).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
@@ -270,7 +262,7 @@ def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
     (folder / SHARD).write_bytes(content)
     for gap, length in lengths:
         if (at := at + gap) + length <= len(content):
-            parts.append(Destination(at, memoryview(bytearray(length)), Taker(_noted(filled, at))))
+            parts.append(Destination(at, memoryview(bytearray(length)), _noted(filled, at)))
             at += length
     digests = [hashlib.sha256(content[first : first + piece]).digest() for first in range(0, len(content), piece)]
     entry = FileEntry(len(content), hashlib.sha256(b"".join(digests)).hexdigest(), piece)
@@ -323,35 +315,37 @@ def test_reading_ends_where_the_file_does(tmp_path: Path) -> None:
     length=st.integers(0, 60), row=st.integers(1, 25), first=st.integers(0, 30), slices=st.integers(1, 20),
     reads=st.integers(1, 17),
 )  # fmt: skip
-def test_slices_hold_every_byte_once_and_takers_hear_of_whole_rows(
+def test_slices_hold_every_byte_once_and_destinations_hear_of_whole_rows(
     length: int, row: int, first: int, slices: int, reads: int
 ) -> None:
     """Of a row that came in two parts each part would be summed alone: three sums for each slice of a matrix."""
     heard = list[tuple[int, int]]()
-    room, to = memoryview(bytes(range(first + length))), Taker(lambda *told: heard.append(told), row)
+    to = Destination(0, memoryview(bytes(range(first + length))), lambda *told: heard.append(told), row)
     came, held = Comers(), b""
     for at in range(first, first + length, reads):
-        stretch = BytesInPlace(room[at : min(at + reads, first + length)], to, at)
+        stretch = BytesInPlace(to.room[at : min(at + reads, first + length)], to, at)
         for part in stretch.in_slices(slices):
-            assert len(part.content) <= slices and part.content == room[part.at : part.at + len(part.content)]
+            assert (
+                len(part.content) <= max(slices, row) and part.content == to.room[part.at : part.at + len(part.content)]
+            )
             held += part.content
             came.add(part)
     came.tell()
-    assert held == bytes(room[first:])
+    assert held == bytes(to.room[first:])
     assert [at for begin, end in heard for at in range(begin, end)] == list(range(first, first + length))
     assert all(end % row == 0 for _, end in heard[:-1]), "rows end where what is heard of ends"
 
 
 def test_bytes_that_come_elsewhere_are_told_apart() -> None:
     heard = list[str]()
-    room = memoryview(bytes(6))
-    one, other = (Taker(lambda *told, name=name: heard.append(f"{name}: {told}"), 4) for name in ("one", "other"))
+    one, other = (Destination(at, memoryview(bytes(6)), lambda *told, at=at: heard.append(f"{at}: {told}"), 4)
+                  for at in (0, 6))  # fmt: skip
     came = Comers()
-    for stretch in (BytesInPlace(room[:5], one, 0), BytesInPlace(memoryview(b"gap")),
-                    BytesInPlace(room[2:4], other, 2), BytesInPlace(room[4:], other, 4)):  # fmt: skip
+    for stretch in (BytesInPlace(one.room[:5], one, 0), BytesInPlace(memoryview(b"gap")),
+                    BytesInPlace(other.room[2:4], other, 2), BytesInPlace(other.room[4:], other, 4)):  # fmt: skip
         came.add(stretch)
     came.tell()
-    assert heard == ["one: (0, 4)", "one: (4, 5)", "other: (2, 4)", "other: (4, 6)"]
+    assert heard == ["0: (0, 5)", "6: (2, 4)", "6: (4, 6)"]
 
 
 def test_the_disk_begins_with_a_file_before_it_is_known_where_its_tensors_go(

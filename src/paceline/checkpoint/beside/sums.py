@@ -1,25 +1,20 @@
 """Fingerprints that are taken beside the writing of the values, where a snapshot has come without them.
 
 To write a checkpoint takes the disk, and to take fingerprints the cores: done one after the other each waits for the
-other. Of large parts that this rank writes they are taken from what was just hashed, while it is in the processor's
-caches; of the rest by threads. What is known beforehand are those of the parts that may be the same as last time, as
-their first values say.
+other. What is known beforehand are those of the parts that may be the same as last time, as their first values say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 
-from paceline.checkpoint.files.copies import host_bytes
-from paceline.checkpoint.files.destinations import NOBODY, Taker
-from paceline.checkpoint.files.pieces import SLICE_BYTES
 from paceline.checkpoint.files.threads import Hands
-from paceline.checkpoint.fingerprint import PlaceWeights, SumOfPart, first_words, part_sums
+from paceline.checkpoint.fingerprint import first_words, part_sums
 from paceline.checkpoint.snapshot import Part, Snapshot
 from paceline.checkpoint.tiers.unchanged import Unchanged
 
@@ -34,60 +29,34 @@ class SumsBeside:
         self._taken = taken
         self.samples = _samples_of(taken.values.items())
         self._sums: dict[Part, int] = {}  # of parts that came without one
-        self._written: dict[Part, SumOfPart] = {}
         self._rest: Future[dict[Part, int]] | None = None
         self._opened = ExitStack()
 
-    def still(self, unchanged: Unchanged, to_write: Iterable[Part]) -> dict[Part, Part]:
+    def still(self, unchanged: Unchanged) -> dict[Part, Part]:
         """Return which parts have the values that they had in the last checkpoint, each with its fingerprint.
 
-        The fingerprints of all others are taken from then on, beside what follows; of those `to_write` by this rank
-        as they are written.
+        The fingerprints of all others are taken from then on, beside what follows.
         """
         missing = {
             part: values for part, values in self._taken.values.items() if part.fingerprint is None and part.bytes
         }
         may = {part: values for part, values in missing.items() if unchanged.may_be_still(part, self.samples[part])}
         self._sums = _sums(may)
-        others = {part: values for part, values in missing.items() if part not in may}
-        self._begin(others, frozenset(to_write))
-        told = {part: self._with_sum(part) for part in self._taken.values if part not in others}
+        rest = {part: values for part, values in missing.items() if part not in may}
+        if rest:
+            self._rest = self._opened.enter_context(Hands(1, "fingerprints")).submit(_sums, rest)
+        told = {part: self._with_sum(part) for part in self._taken.values if part not in rest}
         same = unchanged.since_last(told.values())
         return {part: known for part, known in told.items() if known in same}
 
-    def taker(self, part: Part) -> Taker:
-        """Return who takes the fingerprint of a part from its bytes, as they are written."""
-        known = self._written.get(part)
-        return NOBODY if known is None else Taker(known.add, known.row_bytes)
-
     def whole(self) -> Snapshot:
-        """Return the snapshot with the fingerprints of its parts. Those that are to be written have been."""
+        """Return the snapshot with the fingerprints of its parts."""
         if self._rest is not None:
             self._sums |= self._rest.result()
             self._rest = None
-        torn = {}
-        for part, each in self._written.items():
-            if (total := each.whole()) is None:
-                torn[part] = self._taken.values[part]
-            else:
-                self._sums[part] = total
-        self._sums |= _sums(torn)
-        self._written.clear()
         return replace(
             self._taken, values={self._with_sum(part): values for part, values in self._taken.values.items()}
         )
-
-    def _begin(self, parts: Mapping[Part, torch.Tensor], to_write: Container[Part]) -> None:
-        """Begin with the fingerprints of parts."""
-        weights, rest = PlaceWeights(), dict[Part, torch.Tensor]()
-        for part, values in parts.items():
-            content = host_bytes(values) if part in to_write and part.bytes > SLICE_BYTES else None
-            if content is None:
-                rest[part] = values
-            else:
-                self._written[part] = SumOfPart(values, content, part.offsets, weights)
-        if rest:
-            self._rest = self._opened.enter_context(Hands(1, "fingerprints")).submit(_sums, rest)
 
     def _with_sum(self, part: Part) -> Part:
         return replace(part, fingerprint=self._sums[part]) if part in self._sums else part

@@ -1,7 +1,4 @@
-"""Where the bytes of a file are in memory while it is read or written and hashed, and who takes note of them there.
-
-What is read goes straight into tensors, and what nobody needs nowhere.
-"""
+"""Where the bytes of a file go while it is read and hashed: straight into tensors, and what nobody needs nowhere."""
 
 from __future__ import annotations
 
@@ -21,25 +18,17 @@ def ignored(begin: int, end: int) -> None:
     """Take no notice."""
 
 
-class Taker(NamedTuple):
-    """Who is told of the bytes of something: when they are there and were hashed, and so are in the nearest cache.
-
-    `came(begin, end)` is called for each byte once, by any thread: of whole rows of `row_bytes` where that can be.
-    """
-
-    came: Callable[[int, int], None] = ignored
-    row_bytes: int = 1
-
-
-NOBODY = Taker()
-
-
 class Destination(NamedTuple):
-    """A part of a file that goes into a place in memory, which starts where the bytes do that its taker is told of."""
+    """A part of a file that goes into a place in memory.
+
+    `came(begin, end)` is called when bytes of the room have come there and were hashed, each byte once, by any thread:
+    whole rows of `row_bytes` where that can be.
+    """
 
     begin: int
     room: memoryview
-    taker: Taker = NOBODY
+    came: Callable[[int, int], None] = ignored
+    row_bytes: int = 1
 
     @property
     def end(self) -> int:
@@ -48,20 +37,22 @@ class Destination(NamedTuple):
 
 
 class BytesInPlace(NamedTuple):
-    """Bytes of a file that lie together in memory: where they lie, who is told of them, and as from which byte on."""
+    """Bytes of a file that lie together in memory: where they lie, and from which byte on of which destination."""
 
     content: memoryview
-    taker: Taker = NOBODY
+    to: Destination | None = None
     at: int = 0
 
     def in_slices(self, length: int) -> Iterator[BytesInPlace]:
-        """Yield it in slices of so many bytes."""
-        for begin in range(0, len(self.content), length):
-            yield self.part(begin, begin + length)
-
-    def part(self, begin: int, end: int) -> BytesInPlace:
-        """Return some of these bytes."""
-        return BytesInPlace(self.content[begin:end], self.taker, self.at + begin)
+        """Yield it in slices of about so many bytes, which end where rows do."""
+        begin, here = 0, len(self.content)
+        row = 1 if self.to is None else self.to.row_bytes
+        while here - begin > length:
+            end = begin + length - (self.at + begin + length) % row
+            end = min(here, end if end > begin else end + row)
+            yield BytesInPlace(self.content[begin:end], self.to, self.at + begin)
+            begin = end
+        yield self if not begin else BytesInPlace(self.content[begin:], self.to, self.at + begin)
 
 
 class Destinations:
@@ -89,9 +80,7 @@ class Destinations:
                 here, part = min(ends, end), self._parts[number]
                 whole = at == begins and here == ends
                 found.append(
-                    BytesInPlace(
-                        part.room if whole else part.room[at - begins : here - begins], part.taker, at - begins
-                    )
+                    BytesInPlace(part.room if whole else part.room[at - begins : here - begins], part, at - begins)
                 )
             at = here
         return found
@@ -101,28 +90,27 @@ NOWHERE = Destinations([])
 
 
 class Comers:
-    """Tells takers of bytes that have come, one stretch after the other: of whole rows as soon as they have."""
+    """Tells destinations of bytes that have come, one stretch after the other: of whole rows as soon as they have."""
 
     def __init__(self) -> None:
-        self._taker = NOBODY
+        self._to: Destination | None = None
         self._begin = self._end = 0
 
     def add(self, stretch: BytesInPlace) -> None:
-        """Take note of bytes that follow those before, or are another taker's."""
-        if stretch.taker is not self._taker:
+        """Take note of bytes that follow those before, or go elsewhere."""
+        to = stretch.to
+        if to is not self._to:
             self.tell()
-            self._taker, self._begin = stretch.taker, stretch.at
+            self._to, self._begin = to, stretch.at
         self._end = stretch.at + len(stretch.content)
-        self._tell(self._end - self._end % self._taker.row_bytes)
+        if to is not None and (self._end % to.row_bytes == 0 or self._end == len(to.room)):
+            self.tell()
 
     def tell(self) -> None:
         """Tell of what has come until now."""
-        self._tell(self._end)
-
-    def _tell(self, end: int) -> None:
-        if self._begin < end:
-            self._taker.came(self._begin, end)
-            self._begin = end
+        if self._to is not None and self._begin < self._end:
+            self._to.came(self._begin, self._end)
+            self._begin = self._end
 
 
 def copy_bytes(to: memoryview, of: memoryview) -> None:

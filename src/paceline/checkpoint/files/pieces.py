@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from paceline.checkpoint.files.destinations import BytesInPlace, Comers, copy_bytes
+from paceline.checkpoint.files.destinations import copy_bytes
 from paceline.checkpoint.files.digests import SHA256, best_kind, new_digest
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.past_caches import PastCaches, Rooms
@@ -28,7 +28,6 @@ from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
 AT_ONCE_BYTES = 2**20  # at most written, or read back: they stay in the cache while they are hashed, or compared
-SLICE_BYTES = 2**18  # hashed, and then told to who takes their sum, while they are in the nearest cache
 SHORT_BYTES, SHORT_ROOM_BYTES = 2**26, 2**18  # a file that is no longer goes through less memory at a time
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
@@ -36,12 +35,12 @@ WORD = 8
 T = TypeVar("T")
 
 
-def write_in_pieces(path: Path, content: Iterable[BytesInPlace], flushes: Flushes, expected: int) -> FileEntry:
+def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes, expected: int) -> FileEntry:
     """Write a new file and return its length and digest; the disk has it when the flushes are made.
 
-    A file that is `expected` to be short goes through less memory, which a run at its peak would notice. What is
-    written is hashed, and its takers told of it, while it is in the processor's caches; it goes past the system's
-    memory where the file system allows that, else the disk takes what is there meanwhile. Raises OSError.
+    A file that is `expected` to be short goes through less memory, which a run at its peak would notice. Each piece is
+    hashed while it is in the caches, and goes past the system's memory where the file system allows that; else the disk
+    takes what is there meanwhile. Raises OSError.
     """
     file = path.open("x+b", buffering=0)
     flushes.add(file)
@@ -61,7 +60,7 @@ def write_in_pieces(path: Path, content: Iterable[BytesInPlace], flushes: Flushe
     return FileEntry(length, hashlib.sha256(b"".join(digests)).hexdigest(), PIECE_BYTES, kind)
 
 
-def compare_in_pieces(path: Path, content: Iterable[BytesInPlace]) -> None:
+def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
     """Raise StorageError where a file is not this content, read from the disk itself where its file system allows that.
 
     Raises OSError where it cannot be read.
@@ -85,7 +84,7 @@ def _damaged(path: Path) -> StorageError:
 
 
 def _by_hands(
-    call: Callable[[int, list[BytesInPlace]], T], content: Iterable[BytesInPlace]
+    call: Callable[[int, list[memoryview]], T], content: Iterable[memoryview]
 ) -> Generator[tuple[T, int], None, None]:
     """Yield what a call says of each piece of the content in turn, and the piece's length. Several threads make it.
 
@@ -96,7 +95,7 @@ def _by_hands(
     with Hands(count, "piece") as hands:
         try:
             for parts in cut(content, PIECE_BYTES):
-                length = _length(parts)
+                length = sum(map(len, parts))
                 pending.append((hands.submit(call, at, parts), length))
                 at += length
                 if len(pending) > AHEAD * count:
@@ -110,25 +109,20 @@ def _by_hands(
                 future.cancel()
 
 
-def cut(content: Iterable[BytesInPlace], length: int) -> Iterator[list[BytesInPlace]]:
+def cut(content: Iterable[memoryview], length: int) -> Iterator[list[memoryview]]:
     """Yield the content in pieces of so many bytes, each as the parts that it is made of."""
-    parts: list[BytesInPlace] = []
+    parts: list[memoryview] = []
     held = 0
-    for each in content:
+    for part in content:
         at = 0
-        while at < len(each.content):
-            parts.append(each.part(at, at + length - held))
-            taken = len(parts[-1].content)
-            at, held = at + taken, held + taken
+        while at < len(part):
+            parts.append(part[at : at + length - held])
+            at, held = at + len(parts[-1]), held + len(parts[-1])
             if held == length:
                 yield parts
                 parts, held = [], 0
     if held:
         yield parts
-
-
-def _length(parts: Iterable[BytesInPlace]) -> int:
-    return sum(len(each.content) for each in parts)
 
 
 @dataclass
@@ -163,23 +157,18 @@ class _Writer:
         self.file, self._step, self._kind = file, _room_bytes(expected), kind
         self._rooms = Rooms(self._step)
 
-    def put(self, at: int, parts: list[BytesInPlace]) -> bytes:
+    def put(self, at: int, parts: list[memoryview]) -> bytes:
         """Write a piece at its place, as much at a time as a room holds, and return its digest."""
-        digest, came = new_digest(self._kind), Comers()
+        digest = new_digest(self._kind)
         with self._rooms.one() as room:
             for some in cut(parts, self._step):
                 length = 0
-                for near in cut(some, SLICE_BYTES):
-                    begin = length
-                    for each in near:
-                        copy_bytes(room[length : length + len(each.content)], each.content)
-                        length += len(each.content)
-                    digest.update(room[begin:length])
-                    for each in near:
-                        came.add(each)
+                for part in some:
+                    copy_bytes(room[length : length + len(part)], part)
+                    length += len(part)
+                digest.update(room[:length])
                 self.file.write(room[:length], at)
                 at += length
-        came.tell()
         return digest.digest()
 
     def close(self) -> None:
@@ -194,19 +183,23 @@ class _Comparer:
         self._file, self._step = file, _room_bytes(length)
         self._rooms = Rooms(self._step)
 
-    def is_equal(self, at: int, parts: list[BytesInPlace]) -> bool:
+    def is_equal(self, at: int, parts: list[memoryview]) -> bool:
         """Return whether the file has a piece at its place."""
         with self._rooms.one() as room:
-            for some in cut(parts, self._step):
-                length, begin = _length(some), 0
-                if self._file.read(room[:length], at) != length:
+            length, here = sum(map(len, parts)), at
+            rest = deque(parts)
+            while here < at + length:
+                read = room[: min(self._step, at + length - here)]
+                if self._file.read(read, here) != len(read):
                     return False
-                for each in some:
-                    end = begin + len(each.content)
-                    if not _equal(each.content, room[begin:end]):
+                here += len(read)
+                while read:
+                    part = rest.popleft()
+                    if not _equal(part[: len(read)], read[: len(part)]):
                         return False
-                    begin = end
-                at += length
+                    if len(part) > len(read):
+                        rest.appendleft(part[len(read) :])
+                    read = read[len(part) :]
         return True
 
     def close(self) -> None:

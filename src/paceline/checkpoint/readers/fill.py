@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import sub
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from paceline.checkpoint.boxes import Box, overlap
 from paceline.checkpoint.files.copies import Copies, host_bytes
-from paceline.checkpoint.files.destinations import NOBODY, Destination, Destinations, Taker
+from paceline.checkpoint.files.destinations import Destination, Destinations, ignored
 from paceline.checkpoint.files.places import OpenShards
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import (
@@ -110,7 +110,7 @@ def _shared_out(
         if lies is None or room is None or room.size != lies[2] - lies[1]:
             later.append(one)
         else:
-            to = Destination(lies[1], room.data, sums.of(one, room))
+            to = Destination(lies[1], room.data, *sums.of(one, room))
             straight[one.chunk.file].append((to, one))
     apart: dict[str, list[Destination]] = defaultdict(list)
     for file, pairs in straight.items():
@@ -158,20 +158,19 @@ class _SumsAsRead:
         self._weights = PlaceWeights()
         self._under_way: dict[tuple[str, Box], SumOfPart] = {}
 
-    def of(self, one: Needed, room: WordArray) -> Taker:
-        """Return what takes the sum of bytes that come into what is needed, whose room it is."""
+    def of(self, one: Needed, room: WordArray) -> tuple[Callable[[int, int], None], int]:
+        """Return what takes the sum of bytes that come into what is needed, whose room it is; and a row's bytes."""
         part = one.name, one.place
         local = self._parts.get(part)
         content = room if local is one.target or local is None else host_bytes(local)
         if local is None or content is None:
-            return NOBODY
+            return ignored, 1
         if (taking := self._under_way.get(part)) is None:
             taking = self._under_way[part] = SumOfPart(local, content, one.place[0], self._weights)
         if local is one.target:
-            return Taker(taking.add, taking.row_bytes)
+            return taking.add, taking.row_bytes
         add, lies = taking.add, one.target.data_ptr() - local.data_ptr()
-        row_bytes = taking.row_bytes if not lies % taking.row_bytes else 1
-        return Taker(lambda begin, end: add(lies + begin, lies + end), row_bytes)
+        return lambda begin, end: add(lies + begin, lies + end), taking.row_bytes if not lies % taking.row_bytes else 1
 
     def taken(self, names: Iterable[str]) -> PartSums:
         """Return the sums of all parts, of which all are there now."""
