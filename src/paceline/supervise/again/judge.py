@@ -44,7 +44,7 @@ FINAL = {
 OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 STOPPED = "Tt"  # states of /proc: by a signal, or by a debugger
 # Kinds of Python's errors of a network, and the system's numbers of those and of devices that have no kind.
-OF_NETWORKS = {kind.__name__ for kind in (ConnectionError, *ConnectionError.__subclasses__(), TimeoutError)}
+OF_NETWORKS = {"ConnectionError", *(kind.__name__ for kind in ConnectionError.__subclasses__()), "TimeoutError"}
 OF_DEVICES = {errno.EIO, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH}
 TAIL_BYTES = 4 << 20  # of a start's journal: many records, whatever they hold
 FRUITLESS = 10  # generations in a row that train no further than those before: kills alone do not do that

@@ -63,9 +63,7 @@ def departure_of(told: list[Departing], policy: RecoverySpec) -> Departure | Non
     nodes = {each.node for each in told if each.notice}
     leaving = tuple(rank for rank, each in enumerate(told) if each.node in nodes)
     known = {told[0].node, told[0].coordinator}
-    may_leave = (
-        policy.on_notice == LEAVE and policy.reform and policy.may_go_on and nodes and None not in known | nodes
-    )
+    may_leave = policy.on_notice == LEAVE and policy.reform and policy.may_go_on and nodes and None not in known | nodes
     stops = any(each.other or not each.stands_by for each in told)
     if not may_leave or stops or len(told) - len(leaving) < policy.min_devices:
         return None
