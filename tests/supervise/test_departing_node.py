@@ -13,10 +13,15 @@ import pytest
 from nodes import Nodes
 from runs import records_of, steps_of, wait_for_step, wait_until, write_spec
 
+from paceline.errors import Requeue
 from paceline.lock import RunLock
 from paceline.run.survive.clouds.departing import Departing, Departure, departure_of
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.held_state import HeldState
+from paceline.supervise.blame import Outcome
+from paceline.supervise.crew import Crew
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.link import NodeLink
@@ -25,8 +30,12 @@ from paceline.supervise.nodes.member import Member
 HERE = "/proc/self/cwd/ends"  # another file for each process's directory
 
 
-def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path) -> None:
-    """Weights are in shards, so that what the node held is read from the checkpoint of the same step."""
+@pytest.mark.parametrize("is_first", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path, is_first: bool) -> None:
+    """Weights are in shards, so that what the node held is read from the checkpoint of the same step.
+
+    Where it has the first rank and the coordinator, both are elsewhere then.
+    """
     run_dir = tmp_path / "run"
     folders = [tmp_path / f"node-{number}" for number in range(3)]
     for folder in folders:
@@ -39,24 +48,29 @@ def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path) -> Non
     try:
         nodes.start()
         wait_for_step(run_dir, 6, nodes.processes[0])
-        leaves = next(number for number in (1, 2) if nodes.coordinator() not in nodes.running(number))
+        first = next(number for number in range(3) if nodes.coordinator() in nodes.running(number))
+        assert first == 0, "which has the first rank too"
+        leaves = first if is_first else 1
+        others = [number for number in range(3) if number != leaves]
         (folders[leaves] / "ends").touch()
         code, said = nodes.ended(leaves)
         assert code == 75, said
-        stays = nodes.processes[3 - leaves]
+        stays = nodes.processes[others[-1]]
         wait_until(lambda: bool(records_of(run_dir, "recovery")) or stays.poll() is not None)
         wait_for_step(run_dir, len(steps_of(run_dir)) + 3, stays)
-        nodes.processes[0].send_signal(signal.SIGTERM)
-        assert [nodes.ended(number)[0] for number in (0, 3 - leaves)] == [75, 75]
+        nodes.processes[others[0]].send_signal(signal.SIGTERM)
+        assert [nodes.ended(number)[0] for number in others] == [75, 75]
     finally:
         nodes.close()
     (recovery,) = records_of(run_dir, "recovery")
     assert (recovery["from_world"], recovery["to_world"], recovery["rung"]) == (3, 2, "reform"), recovery
     assert recovery["steps_lost"] == 0 and f"node {leaves} left at a notice" in recovery["because"]
-    assert not records_of(run_dir, "fault") and len(records_of(run_dir, "run_started")) == 1
+    assert not records_of(run_dir, "fault")
+    assert len(records_of(run_dir, "run_started")) == 1 + is_first, "who goes on has records of its own"
     decided = {each["what"]: each for each in records_of(run_dir, "decision")}
     assert decided["nodes"]["to"] == f"without node {leaves}" and "has appeared" in decided["nodes"]["because"]
-    assert decided["replan"]["because"], "the smaller world's plan, with its forecast"
+    plan = decided["plan" if is_first else "replan"]  # with its forecast: who coordinates anew plans for who is there
+    assert plan["because"] and "dp_replicate=2" in str(plan["to"])
     steps = [step["step"] for step in steps_of(run_dir)]
     assert steps == list(range(1, len(steps) + 1))
 
@@ -75,6 +89,63 @@ def test_a_node_that_ends_before_it_is_let_go_is_named_and_one_that_takes_its_pl
     assert list(fleet.members) == [1] * begun_anew and not heard
 
 
+class TwoNodes:
+    """A fleet of two nodes with two ranks each, in its fifth world; those of node 1 have saved and ended, to leave."""
+
+    def __init__(self, server: socket.socket, folder: Path) -> None:
+        self.fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+        self.heard: dict[int, list[object]] = {0: [], 1: []}
+        for number in (0, 1):
+            link = cast(NodeLink, SimpleNamespace(send=self.heard[number].append))
+            self.fleet.members[number] = Member(number, 2, "127.0.0.1", "", link, lambda: None, generation=5)
+        ranks = {rank: FarRank(rank // 2, rank + 1, lambda message: None, lambda: None) for rank in range(4)}
+        self.fleet._ranks, self.fleet._in_world, self.fleet.node = ranks, [0, 1], 0
+        for rank in (2, 3):
+            ranks[rank].code = ranks[rank].returncode = Requeue.exit_code
+            ranks[rank].is_collected = True
+        self.fleet.members[0].standing = {rank: HeldState() for rank in (0, 1)}
+        self.fleet.open(folder)
+        self.generations = object.__new__(Generations)
+        self.generations._machines, self.generations._policy = self.fleet, RecoverySpec()
+        self.generations._crew, self.generations._is_stopped = Crew(list(ranks.values())), self.fleet.is_stopped
+
+
+@pytest.mark.parametrize("asked", [(), (1,), (0,), (0, 1)])
+def test_a_node_that_is_asked_to_stop_as_it_leaves_ends_alone(tmp_path: Path, asked: tuple[int, ...]) -> None:
+    """Its ranks have saved and ended, and a machine that goes asks its programs to stop: that stopped the whole run."""
+    (tmp_path / "generation-5").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        two = TwoNodes(server, tmp_path)
+        for number in asked:
+            two.fleet._hear(two.fleet.members[number], {"stopped": f"received SIGTERM on node {number}"})
+        assert two.fleet.is_stopped() == bool(asked)
+        fallen = two.generations._attended(5, tmp_path / "generation-5", None, None, is_new=True)
+    assert fallen.outcome == Outcome(Requeue.exit_code) and set(fallen.standing) == {0, 1}
+    if 0 in asked:
+        assert not fallen.called and two.fleet.is_stopped(), "the others were asked too"
+        return
+    assert fallen.called == "node 1 left at a notice, with ranks 2, 3"
+    assert two.heard[1][-1] == {"end": Requeue.exit_code, "error": None}
+    assert list(two.fleet.members) == [0] and not two.fleet.is_stopped()
+
+
+def test_a_node_without_a_rank_of_the_world_leaves_it_when_it_is_asked_to_stop(tmp_path: Path) -> None:
+    """It waits to join. It stayed, and the next fault ended the whole run as one that was asked to stop."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fleet = TwoNodes(server, tmp_path).fleet
+        heard = list[object]()
+        for number in (2, 3):
+            link = cast(NodeLink, SimpleNamespace(send=heard.append))
+            fleet.members[number] = Member(number, 2, "127.0.0.1", "", link, lambda: None)
+        fleet._hear(fleet.members[2], {"stopped": "received SIGTERM on node 2"})
+        assert not fleet.is_stopped() and set(fleet.members) == {0, 1, 3}
+        assert heard == [{"end": Requeue.exit_code, "error": None}]
+        fleet.node = 3  # whose supervisor the coordinator ends with
+        fleet._hear(fleet.members[3], {"stopped": "received SIGTERM on node 3"})
+        assert fleet.is_stopped() and set(fleet.members) == {0, 1, 3}
+
+
 def told(*nodes: int, **changes: object) -> list[Departing]:
     """Return what two ranks of each of three nodes tell, of which some have a notice; the coordinator is on node 0."""
     ranks = [Departing(rank // 2, "ends" if rank // 2 in nodes else "", False, True) for rank in range(6)]
@@ -87,18 +158,20 @@ def test_all_ranks_of_a_node_leave_with_it() -> None:
     assert departure_of(one_heard, RecoverySpec()) == Departure((1,), (2, 3), "ends"), "its first rank alone looks"
     both = departure_of(told(1, 2), RecoverySpec())
     assert both is not None and str(both) == "nodes 1, 2" and both.ranks == (2, 3, 4, 5)
+    assert departure_of(told(0), RecoverySpec()) == Departure((0,), (0, 1), "ends"), "the first rank, with the records"
+    elsewhere = [replace(told(1)[0], coordinator=1), *told(1)[1:]]
+    assert departure_of(elsewhere, RecoverySpec()) == Departure((1,), (2, 3), "ends")
 
 
 @pytest.mark.parametrize(
     ("ranks", "policy"),
     [
-        (told(0), RecoverySpec()),  # of the first rank, which has the records
-        ([replace(told(1)[0], coordinator=1), *told(1)[1:]], RecoverySpec()),
         ([replace(told(1)[0], coordinator=None), *told(1)[1:]], RecoverySpec()),
         (told(), RecoverySpec()),  # a signal, or a limit
         (told(1, other=True), RecoverySpec()),
         (told(1, stands_by=False), RecoverySpec()),
         (told(1), RecoverySpec(min_devices=5)),
+        (told(0, 1, 2), RecoverySpec()),
         (told(1), RecoverySpec(on_notice="stop")),
         (told(1), RecoverySpec(reform=False)),
         ([replace(each, node=None) for each in told(1)], RecoverySpec()),  # of one machine

@@ -103,7 +103,7 @@ def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: 
         ends[node].send({"overview": {**told, "have_met": generation == 2}, "load": 1.0, "generation": generation})
         ends[node].send({"stopped": "said"})  # is heard after it
         wait_until(lambda: fleet.poll() or fleet.stopped == "said")
-        fleet.stopped = ""
+        fleet._stops.clear()
         watch.look(time.monotonic() + node)
         assert watch.have_met == (generation == 2)
 

@@ -27,7 +27,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held_state import AGREED, DUE, OPEN, HeldState
-from paceline.supervise.again.judge import FRUITLESS, Judge, Reached, reached_by
+from paceline.supervise.again.judge import FRUITLESS, Judge, Reached, is_lost, reached_by
 from paceline.supervise.again.machines import OneMachine, seats_of
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_left, state_of_worlds
@@ -108,6 +108,55 @@ def test_a_failure_before_the_first_step_is_final_and_kills_without_progress_end
     assert one.judge(death(137), at(5)).goes_on
     tries = [one.judge(death(137), at(5)).goes_on for _ in range(FRUITLESS)]
     assert tries == [True] * (FRUITLESS - 1) + [False]
+
+
+def hang(state: str, step: int = 5) -> Outcome:
+    """Return the outcome of a rank that hung, whose process was in this state."""
+    ranks = [{"rank": 0, "state": "S"}, {"rank": 1, "state": state}]
+    what = f"rank 1 of 2 hung in the forward and backward passes of step {step}"
+    told = {"what": what, "because": "b", "try": "t", "rank": 1, "cause": True, "evidence": {"ranks": ranks}}
+    return Outcome(137, {"error": "RankHung", **told})
+
+
+def told(kind: str, what: str = "w", cause: bool = True) -> Outcome:
+    return Outcome(1, {"error": kind, "what": what, "because": "", "try": "", "rank": 1, "cause": cause})
+
+
+RESUMED = Reached(1, 40, made=True)  # what a call finds that goes on with a run of forty steps
+NO_STEP_YET = Reached(2, 40, made=False)
+PASSES = [
+    hang("T"), hang("S"), told("ConnectionResetError"), told("TimeoutError"),
+    told("OSError", "OSError: [Errno 5] Input/output error"), told("DistBackendError", cause=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", PASSES, ids=lambda outcome: str(outcome.error["error"]))
+def test_what_may_come_from_outside_is_tried_again_before_the_first_step_of_a_call_too(outcome: Outcome) -> None:
+    """A run of forty steps was ended by what a machine did in the first step after it had been started again."""
+    one = Judge(RecoverySpec(), RESUMED)
+    assert one.judge(outcome, NO_STEP_YET).goes_on
+    if not is_lost(outcome):
+        again = one.judge(outcome, NO_STEP_YET)
+        assert not again.goes_on and "failed twice in the step after 40" in again.because
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [failure(), told("RuntimeError", "RuntimeError: shapes"), told("FileNotFoundError", "FileNotFoundError: [Errno 2]"),
+     told("OSError", "OSError: [Errno 36] File name too long"), death(139)],
+    ids=lambda outcome: str(outcome.error["error"]),
+)  # fmt: skip
+def test_an_error_of_the_program_before_the_first_step_of_a_call_ends_it(outcome: Outcome) -> None:
+    ruling = Judge(RecoverySpec(), RESUMED).judge(outcome, NO_STEP_YET)
+    assert not ruling.goes_on and "no step was made before it" in ruling.because
+
+
+def test_a_rank_that_a_signal_has_stopped_is_lost_and_one_that_hangs_in_the_first_step_of_all_is_the_programs() -> None:
+    fresh = Reached(1, 0, made=False)
+    assert judge().judge(hang("T"), fresh).goes_on and not judge().judge(hang("S"), fresh).goes_on
+    one = judge(retries=1, preemption_retries=3)
+    assert [one.judge(hang("T", step), at(step)).goes_on for step in (5, 6, 7, 8)] == [True] * 3 + [False]
+    assert not judge(retries=0).judge(hang("S"), at(5)).goes_on
 
 
 COPIES = Plan(Layout(dp_replicate=3))

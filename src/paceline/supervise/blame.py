@@ -17,6 +17,8 @@ from paceline.supervise.memory_kills import why_killed
 ERROR_GLOB = "error-*.json"
 UNFINISHED = ".part"
 EARLY_CODE = 1
+LEFT_NO_ERROR = "it left no error: something called exit in it"
+TRY_LEFT = "look for exit calls in the task's own code and its libraries"
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ def _left(ending: Ending, ranks: int) -> Outcome:
     told = "code 0 before its peers were done" if ending.is_early else f"code {ending.code}"
     left = PacelineError(
         f"rank {ending.rank} of {ranks} ended with {told}",
-        "it left no error: something called exit in it",
-        "look for exit calls in the task's own code and its libraries",
+        LEFT_NO_ERROR,
+        TRY_LEFT,
     ).naming_ranks()
     left.exit_code = ending.code
     return Outcome(ending.code, {**left.as_dict(), "rank": ending.rank})

@@ -12,7 +12,7 @@ from paceline.patience import Patience
 from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.supervise.blame import EARLY_CODE, Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
-from paceline.supervise.pulses.watch import WorldWatch
+from paceline.supervise.pulses.watch import Suspect, WorldWatch
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS
 
@@ -118,18 +118,19 @@ def attend(
 ) -> None:
     """Return when all processes have ended, the limit is over, or things are settled.
 
-    Ranks that hang, as the watch over their `pulses` tells, are ended: that is their failure.
+    Ranks that hang, as the watch over their `pulses` tells, are ended: that is their failure. So it is looked on where
+    some have ended with code 0: who is waited for by peers was not done.
     After a failure, or where all are asked to end, the others have a grace; who has not ended by then, by itself or as
     asked, is killed if not spared.
     """
     grace: Patience | None = None
     while not crew.is_over and not limit.is_over:
         crew.look()
-        if pulses is not None and (suspect := pulses.look(time.monotonic(), crew.endings)) is not None:
-            pulses.tell(suspect)
-            crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, on_clock(suspect.since)))
-            for rank in suspect.ranks:
-                kill_group(crew.processes[rank])
+        if pulses is not None:
+            suspect = pulses.look(time.monotonic(), crew.endings, crew.has_failed)
+            if suspect is not None:
+                pulses.tell(suspect)
+                _end_suspects(crew, suspect)
         if grace is None and (crew.has_failed or is_asked()):
             grace = Patience(grace_seconds)
         if is_settled():
@@ -138,6 +139,16 @@ def attend(
             crew.kill(sorted(set(range(len(crew.processes))) - set(spared())))
         # A wait for several processes at once, not a synchronisation. Who recovers waits for the next look.
         time.sleep(POLL_SECONDS if grace is None else RECOVERY_POLL_SECONDS)
+
+
+def _end_suspects(crew: Crew, suspect: Suspect) -> None:
+    """End ranks that hang; those that have ended as if they were done, and are waited for, have failed."""
+    if suspect.have_left:
+        crew.left_early()
+        return
+    crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, on_clock(suspect.since)))
+    for rank in suspect.ranks:
+        kill_group(crew.processes[rank])
 
 
 def _lost(rank: int, ranks: int, process: Process, code: int, passed: float) -> RanksLost:

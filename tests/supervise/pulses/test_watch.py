@@ -190,12 +190,12 @@ def test_a_rank_that_computes_may_say_nothing_for_longer(make: MakeRanks, monkey
     assert suspect is not None and suspect.ranks == (1,)
 
 
-def test_ranks_that_end_are_not_watched(make: MakeRanks) -> None:
+def test_what_a_failure_brings_about_is_no_hang(make: MakeRanks) -> None:
     ranks = make()
     ranks.steps()
     for step in range(100):
         ranks.now += 1
-        assert ranks.look(ended={step % 3}) is None
+        assert ranks.look(ended={step % 3}, has_failed=True) is None
 
 
 def test_a_world_that_does_well_is_told_of_by_nobody(
@@ -288,7 +288,7 @@ if heart is not None:
     if rank == 1 and sys.argv[1] == "holds":  # the interpreter, so that no other thread of it can answer
         while True:
             ctypes.PyDLL(None).sleep(1000)
-    if sys.argv[1] != "ends":
+    if sys.argv[1] != "ends" and not (sys.argv[1] == "leaves" and rank == 0):
         heart.beat("reduce", 5) if rank == 0 else None
         waits_for_a_peer()
 """
@@ -324,6 +324,15 @@ def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypat
     else:
         assert "in waits_for_a_peer" in stacks[1] and "it is at wait (" in str(outcome.error["because"])
     assert json.dumps(outcome.error["evidence"])
+
+
+def test_one_that_hangs_when_its_peer_has_ended_as_it_should_is_ended_too(tmp_path: Path) -> None:
+    """It was waited for, and nobody looked: a world of which a process had ended was not watched."""
+    outcome = run(tmp_path, "leaves", HealthSpec(hang_minimum="0.5 s", hang_factor=2.0))
+    assert outcome.exit_code == 137 and outcome.error is not None and outcome.error["rank"] == 1
+    assert "rank 1 of 2 hung in the forward and backward passes of step 5" in str(outcome.error["what"])
+    (folder,) = (tmp_path / "run" / "hangs").iterdir()
+    assert "in waits_for_a_peer" in (folder / "rank-1.txt").read_text()
 
 
 def test_a_run_that_ends_is_no_hang(tmp_path: Path) -> None:

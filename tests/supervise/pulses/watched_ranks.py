@@ -63,12 +63,12 @@ class Ranks:
         for block, node in zip(self.blocks, self.nodes, strict=True):
             node.ask([rank for rank in ranks if rank in block], by_signal)
 
-    def look(self, ended: Collection[int] = ()) -> watching.Suspect | None:
+    def look(self, ended: Collection[int] = (), has_failed: bool = False) -> watching.Suspect | None:
         for number, node in enumerate(self.nodes):
             for message in node.news(ended, self.now):
                 self.told.append(json.dumps(message))
                 self.sight.told(number, json.loads(self.told[-1]), self.now)
-        return self.watch.look(self.now, ended)
+        return self.watch.look(self.now, ended, has_failed)
 
     def beat(self, rank: int, phase: str, step: int) -> None:
         self.beats += 1
@@ -85,12 +85,12 @@ class Ranks:
                 self.beat(rank, "data", step)
             self.pass_by(STEP_SECONDS * 3)
 
-    def pass_by(self, seconds: float) -> watching.Suspect | None:
-        """Let time pass in which the watch looks often; return its first suspect."""
+    def pass_by(self, seconds: float, ended: Collection[int] = ()) -> watching.Suspect | None:
+        """Let time pass in which the watch looks often; return its first suspect. Ranks that have `ended` did well."""
         until = self.now + seconds
         while self.now < until:
             self.now += 0.25
-            if (found := self.look()) is not None:
+            if (found := self.look(ended)) is not None:
                 return found
         return None
 

@@ -251,8 +251,10 @@ class BetweenSteps(NextWorld):
         self._hook("on_save", step)
         with self._stop.saving():
             path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
-        if departure is not None and self.world.rank not in departure.ranks:
+        if departure is not None:
             self._record.leaves(step, departure, path)
+            if self.world.rank in departure.ranks:
+                raise Requeue(because)
             self._done_step, self._called_away = step, True
             return
         self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
@@ -318,7 +320,8 @@ class BetweenSteps(NextWorld):
         """
         with self._busy(), self._telling():
             self._roll.meet("run.save", self.progress.step)
-        return self._save_and_heed()
+        with self._points.aside():  # after the loop as in it
+            return self._save_and_heed()
 
     def _save_and_heed(self) -> Path:
         with self._busy(), self._telling():

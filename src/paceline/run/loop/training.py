@@ -121,6 +121,7 @@ class Training(BetweenSteps):
                     )
             self._join_peers()
             self._hook("on_end", self.progress.step)
+            self._points.leaves_loop(self.progress.step)  # the first rank may upload for long, and its peers be gone
             self._keeper.close(self.world)
             if self.progress.step >= self._first_step:
                 self._tell_moved()
@@ -175,6 +176,7 @@ class Training(BetweenSteps):
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
         if self._idle is not None:
             self._idle.left()
+        self._points.leaves_loop(self.progress.step)
         self._tell_health()
         self._keeper.finish()
         self._leave_node()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.spec.journal.reading import starts_of
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.phases import MEETS
+from paceline.spec.survive.phases import ENDED, MEETS
 from paceline.supervise.pulses.pulse import Heart, heart_here, listened_to
 
 if TYPE_CHECKING:
@@ -56,8 +56,18 @@ class Points:
 
         No fault strikes there. Peers may wait for it meanwhile, as for one that is in its own loop.
         """
+        with self.aside():
+            self._beats("loop", self.at[1])
+            yield
+
+    def leaves_loop(self, step: int) -> None:
+        """Tell that this process makes no further step: what it does from here on may take long. No fault strikes."""
+        self._beats(ENDED, step)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Tell, when a block that tells other phases is over, that this process is back where it was before."""
         before = self.at
-        self._beats("loop", before[1])
         try:
             yield
         finally:

@@ -39,7 +39,14 @@ from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet
-from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, announce, find_meeting
+from paceline.supervise.nodes.meeting import (
+    NOT_ELECTED,
+    STEPPED_DOWN,
+    Meeting,
+    announce,
+    find_meeting,
+    leave,
+)
 from paceline.supervise.nodes.member import of_runs
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
@@ -79,7 +86,9 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
         meeting = announce(run_dir, host, server.getsockname()[1], node)
         say(f"nodes    node {node} coordinates at {host}:{meeting.port}")
         fleet = Fleet(spec.run.nodes, server, meeting.secret, lock, say)
+        fleet.node = node
         fleet.steps_down = lambda: _step_down(lock, say)
+        fleet.hands_over = functools.partial(_hand_over, lock, meeting, say)
         outcome = Outcome(1)  # of whatever ends this process here
         try:
             outcome = _outcome(spec, fleet, lock, say, per_machine, gone)
@@ -118,7 +127,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     _gather(spec, fleet, gone.node if gone is not None else None)
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
-    taken, most = fleet.take_over(), fleet.per_node * spec.run.nodes.count
+    taken, most = _taken_over(fleet, gone), fleet.per_node * spec.run.nodes.count
     per_node = fleet.per_node * (per_machine or 1)
     if taken is not None:
         lock.continue_from(taken.number)
@@ -137,6 +146,18 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
         )  # fmt: skip
         alerts.outcome = generations.run(taken)
     return alerts.outcome
+
+
+def _taken_over(fleet: Fleet, gone: Meeting | None) -> TakenOver | None:
+    """Return the world that another coordinator has left, None where there was none; `gone` is where that was.
+
+    It is not lost where its node has left at a notice, and no rank is missing that has not left with it.
+    """
+    taken = fleet.take_over()
+    if taken is None or gone is None or gone.left_world != taken.number:
+        return taken
+    has_left = taken.processes.keys() - taken.standing.keys() <= set(gone.left_ranks)
+    return dataclasses.replace(taken, left=gone.left) if has_left else taken
 
 
 def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:
@@ -198,9 +219,21 @@ def _server(host: str, port: int) -> socket.socket:
     raise StorageError(f"cannot listen at {host}", str(last), "--rendezvous with an address of node 0 itself")
 
 
+def _hand_over(lock: RunLock, meeting: Meeting, say: Say, world: int, ranks: Collection[int], because: str) -> None:
+    """End this process at once: its machine is about to end, and a node that stays may take the lock."""
+    with contextlib.suppress(StorageError):  # it is lost then, as the next coordinator finds, with its ranks
+        leave(lock.run_dir, meeting, world, ranks, because)
+    _end_here(lock, "nodes    this coordinator goes with its node: another takes its place", say)
+
+
 def _step_down(lock: RunLock, say: Say) -> None:
     """End this process at once: the greater part of the nodes is elsewhere, and may take the lock."""
-    say("nodes    the greater part of the nodes is lost: this coordinator steps down, so that they may go on")
+    told = "nodes    the greater part of the nodes is lost: this coordinator steps down, so that they may go on"
+    _end_here(lock, told, say)
+
+
+def _end_here(lock: RunLock, told: str, say: Say) -> None:
+    say(told)
     lock.release()
     if (printer := printer_here()) is not None:  # whose thread ends with this process
         printer.close(PRINTED_SECONDS)

@@ -28,3 +28,4 @@ TOLD = {
 IN_A_STEP = ("data", "forward", "backward", "reduce", "update")  # what every step does, so that its time is known
 AT_WORK = ("forward", "backward", "reduce", "update")  # and where a rank waits for nobody but its peers
 MEETS = "meet"  # whoever is there waits for those that are elsewhere
+ENDED = "ended"  # the run is over: what follows is the user's, of which nobody knows how long it takes

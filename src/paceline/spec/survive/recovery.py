@@ -27,7 +27,9 @@ class RecoverySpec(Declared, table="run.recovery"):
         3, "how often one call goes on after a failure of the program; 0 ends it at the first", minimum=0
     )
     preemption_retries: int = option(
-        100, "how often one call goes on after a rank was killed from outside; 0 ends it at the first", minimum=0
+        100,
+        "how often one call goes on after a rank was killed or stopped from outside; 0 ends it at the first",
+        minimum=0,
     )
     supervise: bool = option(
         True,

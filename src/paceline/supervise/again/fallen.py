@@ -37,6 +37,7 @@ class TakenOver:
     since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
     spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
+    left: str = ""  # why it has gone with ranks that are not there any more, where that was at a notice
 
 
 def lost_with(taken: TakenOver, what: str) -> RanksLost:

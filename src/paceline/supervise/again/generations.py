@@ -105,7 +105,11 @@ class Generations:
         With `taken` the first of them follows that world, and is made of its ranks as far as they are left.
         """
         flag = forward_signals(lambda number: self._crew.send(number))
-        self._is_stopped = lambda: bool(flag.because) or self._machines.is_stopped()
+
+        def is_stopped(leaving: Collection[int] = ()) -> bool:
+            return bool(flag.because) or self._machines.is_stopped(leaving)
+
+        self._is_stopped = is_stopped
         try:
             with Scratch("world") as name:
                 self._folder = Path(name)
@@ -163,11 +167,13 @@ class Generations:
         what = lost = "the coordinator was lost"
         missing = sorted(taken.processes.keys() - taken.standing.keys())
         error: dict[str, object] | None = None
-        if missing:  # which has nobody else on record
+        if missing and not taken.left:  # which has nobody else on record
             what = f"{lost} with rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             error = {"what": what, "because": "", "rank": missing[0], "names_ranks": True}
-        fallen = Fallen(Outcome(0, error), moments, False, taken.standing, "" if missing else what)
-        self._tell(lost_with(taken, lost))
+        what = taken.left or what
+        fallen = Fallen(Outcome(0, error), moments, False, taken.standing, "" if error else what)
+        if not taken.left:
+            self._tell(lost_with(taken, lost))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
         if following is not None:
             self._say(f"recover  generation {following.number} by {following.rung} ({what})")
@@ -293,8 +299,10 @@ class Generations:
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
-        if left and crew.endings and not self._is_stopped() and outcome == Outcome(Requeue.exit_code):
-            called = self._machines.part_with(sorted(crew.endings))
+        if left and crew.endings and outcome == Outcome(Requeue.exit_code):
+            # A machine that leaves may be asked to stop as its ranks end, and that is no stop of the run.
+            leaving = sorted(crew.endings)
+            called = "" if self._is_stopped(leaving) else self._machines.part_with(leaving)
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(

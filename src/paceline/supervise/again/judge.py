@@ -1,13 +1,17 @@
 """Whether a run whose processes have failed goes on: which failures are tried again, how often, and what ends it.
 
-A rank that was killed from outside, or whose machine was lost, says nothing of the program: that has a budget of its
-own. A failure of the program has another, and the same one in the same step is not met a third time. What would fail
-again for certain is never tried again: a wrong spec, wrong data, memory that is too small, a proof that failed, numbers
-that are none, storage that cannot be written, a stop that was asked for.
+A rank that was killed or stopped from outside, or whose machine was lost, says nothing of the program: that has a
+budget of its own. A failure of the program has another, and the same one in the same step is not met a third time. What
+would fail again for certain is never tried again: a wrong spec, wrong data, memory that is too small, a proof that
+failed, numbers that are none, storage that cannot be written, a stop that was asked for. Nor is an error before the
+first step of a call: whoever has changed the program, and waits to see it train, is told at once. What a network, a
+disk or a lost peer brings about there says nothing of the program either, nor does a hang where earlier calls of the
+run have made steps: that is tried again.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from collections.abc import Mapping
@@ -19,6 +23,7 @@ from paceline.errors import (
     DataError,
     DoesNotFit,
     NumericalStop,
+    RankHung,
     RankReplaced,
     Requeue,
     StorageError,
@@ -37,6 +42,10 @@ FINAL = {
     INTERRUPTED,
 }
 OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+STOPPED = "Tt"  # states of /proc: by a signal, or by a debugger
+# Kinds of Python's errors of a network, and the system's numbers of those and of devices that have no kind.
+OF_NETWORKS = {"ConnectionError", *(kind.__name__ for kind in ConnectionError.__subclasses__()), "TimeoutError"}
+OF_DEVICES = {errno.EIO, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH}
 TAIL_BYTES = 4 << 20  # of a start's journal: many records, whatever they hold
 FRUITLESS = 10  # generations in a row that train no further than those before: kills alone do not do that
 
@@ -87,10 +96,15 @@ class Judge:
             return Ruling(False, "")
         if again:
             return Ruling(False, f"it has failed twice in the step after {reached.step}, at the same place")
-        if not self._has_made_steps:
+        if not self._has_made_steps and not self._may_pass(error):
             return Ruling(False, "no step was made before it, so the next start would meet it too")
         self._failed += 1
         return _within(self._failed, self._policy.retries, "run.recovery.retries")
+
+    def _may_pass(self, error: Mapping[str, object]) -> bool:
+        """Return whether a failure before the first step of this call may be none of the next start."""
+        made_before = self._furthest > 0 and error.get("error") == RankHung.__name__
+        return made_before or is_of_surroundings(error)
 
 
 def _within(count: int, budget: int, option: str) -> Ruling:
@@ -100,10 +114,30 @@ def _within(count: int, budget: int, option: str) -> Ruling:
 
 
 def is_lost(outcome: Outcome) -> bool:
-    """Return whether a process was ended from outside, as by a scheduler, or replaced: no failure of the program."""
-    kinds = (WorkerDied.__name__, RankReplaced.__name__)
-    died = outcome.error is not None and outcome.error.get("error") in kinds
+    """Return whether a process was ended from outside, as by a scheduler, or replaced: no failure of the program.
+
+    So it is where a signal has stopped it, and its supervisor had to end it.
+    """
+    error = outcome.error or {}
+    if error.get("error") == RankHung.__name__:
+        return _state_of(error) in STOPPED
+    died = error.get("error") in (WorkerDied.__name__, RankReplaced.__name__)
     return died and outcome.exit_code - 128 not in OWN_SIGNALS
+
+
+def is_of_surroundings(error: Mapping[str, object]) -> bool:
+    """Return whether an error tells of a network, a device, or a peer that nobody has seen to fail."""
+    if error.get("cause") is False or error.get("error") in OF_NETWORKS:
+        return True
+    number = re.match(r"OSError: \[Errno (\d+)\]", str(error.get("what", "")))
+    return number is not None and int(number[1]) in OF_DEVICES
+
+
+def _state_of(hung: Mapping[str, object]) -> str:
+    """Return the state of a rank's process that hung, as its watch has seen it; "-" where that is not told."""
+    evidence = hung.get("evidence")
+    ranks = evidence.get("ranks", ()) if isinstance(evidence, Mapping) else ()
+    return next((str(each["state"]) for each in ranks if each["rank"] == hung.get("rank")), "-")
 
 
 def place_of(error: Mapping[str, object]) -> str:

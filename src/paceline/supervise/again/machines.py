@@ -37,8 +37,8 @@ class RankHosts(Protocol):
     def rest(self) -> None:
         """Note that nobody looks after ranks for as long as a plan takes."""
 
-    def is_stopped(self) -> bool:
-        """Return whether somebody has asked one of the machines to stop."""
+    def is_stopped(self, leaving: Collection[int] = ()) -> bool:
+        """Return whether somebody has asked one of the machines to stop, other than those of `leaving` ranks."""
 
     def rung(self) -> str:
         """Return how the next ranks will be started. Waits until that is known."""
@@ -126,7 +126,7 @@ class OneMachine:
     def rest(self) -> None:
         """Do nothing: nobody else waits for this process."""
 
-    def is_stopped(self) -> bool:
+    def is_stopped(self, leaving: Collection[int] = ()) -> bool:
         """Return False: who supervises one machine gets its signals."""
         return False
 

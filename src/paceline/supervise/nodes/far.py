@@ -101,12 +101,12 @@ class FarSight:
         """Return how many programs want each core of the machine that is loaded most."""
         return max(programs_per_core(), self._most)
 
-    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+    def overview(self, ended: Collection[int], passed: float, now: float, has_failed: bool = False) -> Overview:
         """Return what the ranks of all nodes show. Silences are counted where the ranks are."""
         if self._is_changed:
             self._sum_up()
         scrutiny = self._scrutiny
-        if not self._any_late or ended:
+        if not self._any_late or has_failed:
             scrutiny = Scrutiny.OVERVIEW
         elif scrutiny is Scrutiny.OVERVIEW:
             scrutiny = Scrutiny.LAST

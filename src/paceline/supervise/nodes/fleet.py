@@ -41,6 +41,7 @@ from paceline.supervise.told.place import RENDEZVOUS, SERVED_STORE
 LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
 KNOCK_SECONDS = 1.0  # that who connects has to say who it is
+PART_SECONDS = 2.0  # that nodes which leave have to hear of it
 FILES = (GENERATION_FILE, BRIEF_FILE)
 TOLD_OF_RANKS = {"overview", "seen", "stack"}
 
@@ -53,7 +54,8 @@ class Fleet:
     def __init__(self, spec: NodesSpec, server: socket.socket, secret: str, lock: RunLock, say: Say) -> None:
         """`server` is where nodes connect."""
         self.members: dict[int, Member] = {}
-        self.stopped = ""  # why a node wants the run to end
+        self._stops: dict[int, str] = {}  # why nodes want the run to end, by their numbers
+        self.node: int | None = None  # that of the coordinator
         self._spec, self._secret = spec, secret
         self._links = NodeLinks(server, spec.lost_after)
         self._lock, self._say = lock, say
@@ -70,6 +72,8 @@ class Fleet:
         self._limits: HangLimits | None = None  # for those that tell nothing
         self._polled, self._endings = -math.inf, 0
         self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
+        # Where the coordinator's node leaves: after which world, with which ranks, and what is told of it.
+        self.hands_over: Callable[[int, Collection[int], str], None] = lambda world, ranks, because: None
 
     # ---- who is there ----------------------------------------------------------------------------------------------
 
@@ -127,19 +131,49 @@ class Fleet:
 
         Their links are closed by them: what is told last would be lost with a link that is closed here.
         """
-        numbers = sorted({self._ranks[rank].node for rank in ranks if rank in self._ranks})
+        numbers = sorted(self._nodes_of(ranks))
         for number in numbers:
+            self._stops.pop(number, None)  # it ends, as it was asked to
             member = self.members.get(number)
             if member is None or not member.generation:  # its machine has ended by now, or another has its number
                 continue
-            del self.members[number]
-            self._parted.append(member)
-            member.standing = {}
-            member.link.send({"end": Requeue.exit_code, "error": None})
-            self._say(f"nodes    node {number} leaves the run")
+            self._let_go(member)
         self._in_world = [number for number in self._in_world if number not in numbers]
         names = f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        return f"{names} left at a notice, with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        told = f"{names} left at a notice, with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if self.node in numbers:
+            self._wait_for_parted()
+            self.hands_over(_number_of(self._world), ranks, told)
+        return told
+
+    def _wait_for_parted(self) -> None:
+        """Return when the nodes that leave have heard of it and have closed their links, or after a while."""
+        patience = Patience(PART_SECONDS)
+        while not all(member.link.because for member in self._parted) and not patience.is_over:
+            self.poll()
+            time.sleep(LOOK_SECONDS)  # for what comes over the net
+
+    def _let_go(self, member: Member) -> None:
+        """Have a node's supervisor end."""
+        del self.members[member.number]
+        self._parted.append(member)
+        member.standing = {}
+        member.link.send({"end": Requeue.exit_code, "error": None})
+        self._say(f"nodes    node {member.number} leaves the run")
+
+    def _asked_to_stop(self, member: Member, because: str) -> None:
+        """Note that a node was asked to stop, which all are with it; one without a rank of a world leaves alone.
+
+        Not that of the coordinator, which ends with its node's supervisor.
+        """
+        if self._in_world and member.number not in (*self._in_world, self.node):
+            self._let_go(member)
+        else:
+            self._stops[member.number] = because
+
+    def _nodes_of(self, ranks: Collection[int]) -> set[int]:
+        """Return the nodes that have these ranks of the world."""
+        return {self._ranks[rank].node for rank in ranks if rank in self._ranks}
 
     def _lose(self, member: Member) -> None:
         """Note that a node is lost: its ranks count as ended."""
@@ -182,7 +216,7 @@ class Fleet:
             if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())
         elif "stopped" in message:
-            self.stopped = message["stopped"]
+            self._asked_to_stop(member, message["stopped"])
         else:
             self._endings += bool({"ended", "collected"} & message.keys())
             member.hear(message)
@@ -212,9 +246,14 @@ class Fleet:
         """Note that nobody looks after ranks for as long as a plan takes."""
         self._links.rest()
 
-    def is_stopped(self) -> bool:
-        """Return whether a node was asked to stop."""
-        return bool(self.stopped)
+    @property
+    def stopped(self) -> str:
+        """Why a node wants the run to end; "" where none does."""
+        return next(iter(self._stops.values()), "")
+
+    def is_stopped(self, leaving: Collection[int] = ()) -> bool:
+        """Return whether a node was asked to stop, other than those of `leaving` ranks."""
+        return bool(self._stops.keys() - self._nodes_of(leaving))
 
     def rung(self) -> str:
         """Return how the next ranks will be started."""

@@ -8,25 +8,33 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paceline.durable import publish
 from paceline.errors import StorageError
 
 NAME = "nodes.json"
-NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
+# A coordinator's exit codes: another has the lock; it has lost the most of its nodes, or its own leaves the run.
+NOT_ELECTED, STEPPED_DOWN = 77, 78
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the coordinator is (address, node, process), and the secret by which it and the nodes know each other."""
+    """Where the coordinator is (address, node, process), and the secret by which it and the nodes know each other.
+
+    Where it has gone with its node, at a notice: why, and after which world of which these ranks have left too.
+    """
 
     host: str
     port: int
     secret: str
     node: int
     process: int
+    left: str = ""
+    left_world: int = 0
+    left_ranks: Collection[int] = ()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -37,6 +45,16 @@ class Meeting:
 def announce(run_dir: Path, host: str, port: int, node: int) -> Meeting:
     """Leave where the coordinator is, for its user's eyes alone, and return it. Raises StorageError."""
     meeting = Meeting(host, port, secrets.token_hex(16), node, os.getpid())
+    _write(run_dir, meeting)
+    return meeting
+
+
+def leave(run_dir: Path, meeting: Meeting, world: int, ranks: Collection[int], because: str) -> None:
+    """Leave word that the coordinator goes with its node, after a world of which these ranks have left too."""
+    _write(run_dir, replace(meeting, left=because, left_world=world, left_ranks=tuple(sorted(ranks))))
+
+
+def _write(run_dir: Path, meeting: Meeting) -> None:
     unfinished = run_dir / f".{NAME}-{os.getpid()}"
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -45,7 +63,6 @@ def announce(run_dir: Path, host: str, port: int, node: int) -> Meeting:
         publish(unfinished, run_dir / NAME)
     except OSError as error:
         raise StorageError(f"cannot say in {run_dir} where the coordinator is", str(error)) from error
-    return meeting
 
 
 def find_meeting(run_dir: Path) -> Meeting | None:

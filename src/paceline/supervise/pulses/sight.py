@@ -30,10 +30,11 @@ def nobody_knows(rank: int) -> int | None:
 class Sight(Protocol):
     """Where a watch looks: on this machine, or at what other machines tell."""
 
-    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+    def overview(self, ended: Collection[int], passed: float, now: float, has_failed: bool = False) -> Overview:
         """Return what the ranks show that have not ended, when so many seconds of an idle machine have passed.
 
-        A rank is late there only if nobody can be further behind that is not seen yet.
+        A rank is late there only if nobody can be further behind that is not seen yet. Where one of those that have
+        ended `has_failed` nobody wants to know more than that.
         """
 
     def closely(self) -> Mapping[int, WatchedRank]:
@@ -74,7 +75,7 @@ class NearSight:
         self._seen: dict[int, WatchedRank] = {}
         self._nothing_queued = False
 
-    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+    def overview(self, ended: Collection[int], passed: float, now: float, has_failed: bool = False) -> Overview:
         """Return what the ranks show that have not ended."""
         ranks = [rank for rank in self._ranks if rank not in ended]
         pulses = (read_pulse(self._folder, rank) or self._stopped_without(rank, now) for rank in ranks)

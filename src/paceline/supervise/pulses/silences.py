@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import AT_WORK, IN_A_STEP, MEETS, PHASES
+from paceline.spec.survive.phases import AT_WORK, ENDED, IN_A_STEP, MEETS, PHASES
+from paceline.supervise.pulses.longest_rests import LongestRests
 from paceline.supervise.pulses.pulse import Pulse
 from paceline.supervise.pulses.rest import Rest
 
@@ -27,8 +28,9 @@ COMPUTING = 0.5  # of the time, from which on a rank is taken to compute
 COMPUTING_FACTOR = 6.0  # times as long a rank may say nothing that computes
 REST_BEGINS = 0.4  # seconds of silence, by the clock, after which it is looked whether a process does anything
 LONGEST_REST_LOOK = 1.0  # seconds between two looks that count: who slept meanwhile saw nothing
-RESTS_FACTOR = 3.0  # times the longest rest that a step has had so far, a rank may be at rest in one
+RESTS_FACTOR = 3.0  # times the longest rest that this phase of a step has had of late, a rank may be at rest in it
 MAY_WAIT = (*AT_WORK, "load", "check", "evaluate", "save")  # for a peer, in a collective
+MAY_REST = (*MAY_WAIT, ENDED)  # where it is looked whether a process does anything
 BEHIND_ALL = (sys.maxsize, 0)  # for whom nobody waits
 BEFORE_THEY_MEET = PHASES[:2]  # starting, and waiting for the others
 STOPPED = "TtZX"  # states of /proc: stopped, traced, ended
@@ -173,7 +175,8 @@ class _Silence:
     still_seconds: float = 0.0  # without a look at which it ran: a debugger may hold it for a moment of a long phase
     cpu_before: float = 0.0
     clock_before: float = 0.0
-    in_a_step: bool = False
+    phase: str = ""
+    step: int = 0
     by_clock: float = 0.0  # as `seconds`, whatever the load is
     rest: Rest | None = None  # since the silence is long enough to look
     rest_seconds: float = 0.0  # by the clock
@@ -195,7 +198,8 @@ class Silences:
         self._limits, self._state, self._cpu_seconds, self._rest = limits, state, cpu_seconds, rest
         self._goes_on = goes_on
         self._noted = -math.inf
-        self._longest_rest = 0.0  # that a rank had in a step, and went on
+        self._longest_rests = LongestRests()  # that ranks had in a step, and went on
+        self._are_done = False  # whether the run is over on all ranks that are there
         self._silences: dict[int, _Silence] = {}
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
         self._seen_steps: dict[int, int] = {}
@@ -209,16 +213,17 @@ class Silences:
         for pulse in known:
             self._note(pulse, passed, by_clock, now)
         median = statistics.median(self._steps) if self._steps else None
+        self._are_done = all(pulse.phase == ENDED for pulse in known)
         return {pulse.rank: self._seen(pulse, median, now) for pulse in known}
 
     def _note(self, pulse: Pulse, passed: float, by_clock: float, now: float) -> None:
         """Add what has passed, on an idle machine and by the clock, to a rank's silence, or end it."""
         silence, state = self._silences.get(pulse.rank), self._state(pulse)
         if silence is None or silence.beats != pulse.beats:
-            if silence is not None and silence.in_a_step:
-                self._longest_rest = max(self._longest_rest, silence.rest_seconds)
+            if silence is not None and silence.phase in AT_WORK:
+                self._longest_rests.add(silence.phase, silence.step, silence.rest_seconds)
             silence = _Silence(pulse.beats, state, cpu_before=self._cpu_seconds(pulse), clock_before=now)
-            silence.in_a_step = pulse.phase in AT_WORK
+            silence.phase, silence.step = pulse.phase, pulse.step
             self._goes_on(pulse, now)
             self._silences[pulse.rank] = silence
         else:
@@ -226,7 +231,7 @@ class Silences:
             silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
             silence.seconds, silence.state = silence.seconds + passed, state
             silence.by_clock += by_clock
-            if silence.by_clock >= REST_BEGINS and (pulse.phase in MAY_WAIT or state in STOPPED):
+            if silence.by_clock >= REST_BEGINS and (pulse.phase in MAY_REST or state in STOPPED):
                 silence.rest = silence.rest or self._rest(pulse, now)
                 goes_on = silence.rest.goes_on(now, has_settled=silence.is_late)
                 silence.rest_seconds = silence.rest_seconds + by_clock if goes_on else 0.0
@@ -255,16 +260,21 @@ class Silences:
         """Return for how long a rank may do nothing where it is: for ever, if others may be at work for it."""
         if seen.is_stopped:
             return self._limits.still
+        if seen.pulse.phase == ENDED:
+            return self._limits.elsewhere
         known, median = seen.pulse.steps_made >= STEPS_NEEDED, seen.median_step_seconds
         if seen.pulse.phase not in AT_WORK or not known or median is None:
             return math.inf
-        return max(self._limits.still, self._limits.factor * median, RESTS_FACTOR * self._longest_rest)
+        longest = self._longest_rests.longest(seen.pulse.phase, seen.pulse.step)
+        return max(self._limits.still, self._limits.factor * median, RESTS_FACTOR * longest)
 
     def _longest_seconds(self, seen: WatchedRank, now: float) -> float:
         """Return for how long a rank may tell nothing where it is, whatever it does."""
         limits, pulse = self._limits, seen.pulse
         if seen.is_stopped or pulse.phase == MEETS:
             return limits.minimum
+        if pulse.phase == ENDED and self._are_done:
+            return math.inf
         if pulse.phase not in IN_A_STEP or pulse.steps_made < STEPS_NEEDED or seen.median_step_seconds is None:
             return limits.elsewhere
         limit = max(limits.minimum, limits.factor * seen.median_step_seconds)

@@ -82,7 +82,7 @@ class Standstill:
         """Return what the environment of the ranks says of it: nothing."""
         return {}
 
-    def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
+    def look(self, now: float, ended: Collection[int] = (), has_failed: bool = False) -> Suspect | None:
         """Return all ranks where they wait for each other for ever, or None; `now` is of the monotonic clock."""
         if self._is_told or self._ranks < 2 or now - self._looked < LOOK_SECONDS:
             return None

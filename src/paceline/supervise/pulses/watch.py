@@ -2,24 +2,25 @@
 
 Of the ranks that are late (`silences.py`) those are to blame that are furthest behind: the others wait for them. Before
 anybody is blamed all ranks are asked for their stacks: who stands in a collective waits for others, and is not to blame
-while one of those is at work. Until a rank is late, the watch asks for nothing of a single
-one: what it sees has the same size however many ranks there are. Torch-free.
+while one of those is at work. Nor is one that waits for ranks which have ended with code 0: these have left too early.
+Until a rank is late, the watch asks for nothing of a single one: what it sees has the same size however many ranks
+there are. Torch-free.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from paceline.errors import RankHung
+from paceline.errors import PacelineError, RankHung
 from paceline.patience import programs_per_core
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import MEETS, TOLD
-from paceline.supervise.blame import leave_error
+from paceline.supervise.blame import LEFT_NO_ERROR, TRY_LEFT, leave_error
 from paceline.supervise.pulses.flight import missing_from, reached
 from paceline.supervise.pulses.pulse import PULSE_FOLDER
 from paceline.supervise.pulses.sight import (
@@ -33,19 +34,25 @@ from paceline.supervise.pulses.sight import (
 from paceline.supervise.pulses.silences import HangLimits, WatchedRank, furthest_behind
 from paceline.supervise.pulses.stacks import FLIGHT_MARK, collective_in, main_thread, parted, save_stacks
 
+WAITS_TO_MEET = ("rendezvous", MEETS)  # phases in which a rank waits for its peers, in no collective
 STACKS_SECONDS = 1.0  # at most, to write them, on a machine with free cores
+TRY, THEIR = "start the same command again: it resumes from the last checkpoint", ("its", "their")
 AGAIN_SECONDS = 5.0  # after which stacks are too old to blame anybody
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """Ranks that hang: what is told of it, and since which moment (`passed_seconds`) they stand still."""
+    """Ranks that hang: what is told of it, and since which moment (`passed_seconds`) they stand still.
+
+    Or ranks that `have_left` with code 0, for which others wait.
+    """
 
     ranks: tuple[int, ...]
     what: str
     because: str
     since: float
     evidence: Mapping[str, object] = field(default_factory=dict)
+    have_left: bool = False
 
 
 class WorldWatch(Protocol):
@@ -54,8 +61,11 @@ class WorldWatch(Protocol):
     def for_ranks(self) -> dict[str, str]:
         """Return what the environment of the ranks says of it."""
 
-    def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
-        """Return which ranks stand still for ever, or None; `now` is of the monotonic clock, `ended` run no more."""
+    def look(self, now: float, ended: Collection[int] = (), has_failed: bool = False) -> Suspect | None:
+        """Return which ranks stand still for ever, or None; `now` is of the monotonic clock.
+
+        `ended` are ranks that run no more, of which one `has_failed`, or all have ended with code 0.
+        """
 
     def tell(self, suspect: Suspect) -> None:
         """Leave what is known of them as their errors, where the supervisor looks for the first failure."""
@@ -94,45 +104,48 @@ class PulseWatch:
         """Return what the environment of the ranks says: where their pulses are listened to."""
         return {PULSE_FOLDER: str(self._folder)}
 
-    def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
+    def look(self, now: float, ended: Collection[int] = (), has_failed: bool = False) -> Suspect | None:
         """Return who hangs, or None. `now` is of the system's monotonic clock; `ended` are ranks that run no more.
 
-        Call it often: between two calls it is taken that the machine was as loaded as at the second.
+        Where one of those `has_failed` nobody hangs: what a peer's failure brings about is no hang. Call it often:
+        between two calls it is taken that the machine was as loaded as at the second.
         """
         if now - self._looked < LOOK_SECONDS:
             return None
         passed = min(now - self._looked, LONGEST_LOOK_SECONDS)
         self._looked = now
         load = self._load()
-        overview = self._sight.overview(ended, passed / load, now)
+        overview = self._sight.overview(ended, passed / load, now, has_failed)
         self.have_met |= overview.have_met
-        # What a peer's end brings about is no hang.
-        are_all_seen = overview.ranks >= self._ranks
-        if ended or self._is_told or not (overview.is_late if are_all_seen else overview.stopped_is_late):
+        running = [rank for rank in range(self._ranks) if rank not in ended]
+        are_all_seen = overview.ranks >= len(running)
+        if has_failed or self._is_told or not (overview.is_late if are_all_seen else overview.stopped_is_late):
             if self._asked is not None:
                 self._asked = None
                 self._sight.leave()
             return None
         if self._asked is None:
-            self._asked, self._unanswered = now, {rank: self._sight.stack(rank) for rank in range(self._ranks)}
-            self._sight.ask(range(self._ranks))
+            self._asked, self._unanswered = now, {rank: self._sight.stack(rank) for rank in running}
+            self._sight.ask(running)
         elif self._unanswered and now - self._asked >= STACKS_SECONDS * load / 2:
             still = [rank for rank, before in self._unanswered.items() if self._sight.stack(rank) == before]
             self._unanswered = {}
-            self._sight.ask(still, by_signal=True)
-        known = self._sight.closely()
-        if now - self._asked < STACKS_SECONDS * load and not self._have_answered(known):
+            self._sight.ask([rank for rank in still if rank not in ended], by_signal=True)
+        known = {rank: seen for rank, seen in self._sight.closely().items() if rank not in ended}
+        if now - self._asked < STACKS_SECONDS * load and not self._have_answered(known, len(running)):
             return None
-        behind = self._to_blame(known) if len(known) == self._ranks or not are_all_seen else []
+        behind = self._to_blame(known) if len(known) == len(running) or not are_all_seen else []
         if not are_all_seen:  # some have no pulse: they import, or have left a world and wait to meet who is stopped
             behind = [one for one in behind if one.is_stopped]
         if not behind and now - self._asked >= AGAIN_SECONDS * load:
             self._asked = None
+        if behind and ended and all(self._waits_for_peers(one) for one in behind):
+            return self._left(ended, behind, now)
         return self._blamed(known, behind, now) if behind else None
 
-    def _have_answered(self, known: Mapping[int, WatchedRank]) -> bool:
+    def _have_answered(self, known: Mapping[int, WatchedRank], running: int) -> bool:
         """Return whether all ranks have written what they were asked for that can, where that is known before long."""
-        return len(known) == self._ranks == len(self._unanswered) and all(
+        return len(known) == running == len(self._unanswered) and all(
             seen.is_stopped or (FLIGHT_MARK in (told := self._sight.stack(rank)) and told != self._unanswered[rank])
             for rank, seen in known.items()
         )
@@ -161,14 +174,27 @@ class PulseWatch:
         They are to be ended then. This watch suspects nobody further: who goes on makes another.
         """
         self._is_told = True
+        kind, try_ = (PacelineError, TRY_LEFT) if suspect.have_left else (RankHung, TRY)
         for rank in suspect.ranks:
-            hung = RankHung(
-                suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint"
-            ).naming_ranks()
-            details = {**hung.as_dict(), "evidence": dict(suspect.evidence)}
+            error = kind(suspect.what, suspect.because, try_).naming_ranks()
+            details = {**error.as_dict(), "evidence": dict(suspect.evidence)}
             leave_error(self._folder, rank, details, cause=True, moment=suspect.since)
 
     # ---- who is to blame -------------------------------------------------------------------------------------------
+
+    def _waits_for_peers(self, one: WatchedRank) -> bool:
+        """Return whether a rank waits for others, in a collective or before one, and is not held by a signal."""
+        if one.is_stopped:
+            return False
+        return one.pulse.phase in WAITS_TO_MEET or bool(collective_in(parted(self._sight.stack(one.pulse.rank))[0]))
+
+    def _left(self, ended: Collection[int], waiting: list[WatchedRank], now: float) -> Suspect:
+        """Return ranks that have ended with code 0, for which others wait: they have failed, and nobody else."""
+        pulse = waiting[0].pulse
+        what = f"{_names(ended)} of {self._ranks} ended with code 0 before {THEIR[len(ended) > 1]} peers were done"
+        waits = f"{_names(one.pulse.rank for one in waiting)} waited {TOLD[pulse.phase]} of step {pulse.step}"
+        because = f"{LEFT_NO_ERROR}; {waits}, and nobody came"
+        return Suspect(tuple(sorted(ended)), what, because, passed_seconds() - (now - pulse.since), {}, True)
 
     def _blamed(self, known: Mapping[int, WatchedRank], behind: list[WatchedRank], now: float) -> Suspect:
         answers = {rank: parted(self._sight.stack(rank)) for rank in known}
@@ -182,7 +208,7 @@ class PulseWatch:
         pulse = first.pulse
         peers = {name for rank, name in waits_in.items() if name and rank not in ranks}
         everybody = len(named) == self._ranks > 1
-        subject = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, ranks))} of {self._ranks}"
+        subject = f"{_names(ranks)} of {self._ranks}"
         what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
         kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
         of_what = "" if first.rests else " of an idle machine"
@@ -228,13 +254,19 @@ def _apart(waiting: Collection[WatchedRank]) -> list[WatchedRank]:
 
 def _in_different(waits_in: Mapping[int, str]) -> list[str]:
     """Return a sentence on the collectives that ranks wait in, by rank, where those are several."""
-    ranks: dict[str, list[str]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank, name in sorted(waits_in.items()):
-        ranks.setdefault(name or "no collective", []).append(str(rank))
-    each = [f"rank{'s' if len(those) > 1 else ''} {', '.join(those)} in {name}" for name, those in ranks.items()]
+        ranks.setdefault(name or "no collective", []).append(rank)
+    each = [f"{_names(those)} in {name}" for name, those in ranks.items()]
     return (
         [f"they wait in different collectives: {'; '.join(each)}"] if len(ranks) > 1 and any(waits_in.values()) else []
     )
+
+
+def _names(ranks: Iterable[int]) -> str:
+    """Return "rank 1", or "ranks 0, 2"."""
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _told_limit(seen: WatchedRank) -> str:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from runs import records_of, steps_of
 from storm import Start, Story, told
-from survive_runs import Normed, normed, training
+from survive_runs import ALONE, Normed, normed, training
 from tests_shared import decoder_task
 from torch import nn
 
-from paceline.errors import ConfigError, NumericalStop
+from paceline.errors import ConfigError, NumericalStop, StorageError
 from paceline.run.callbacks.callbacks import CallbackDecisions
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
@@ -24,7 +24,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack, UpdateGuard, guard_of
-from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.health.passed_over import Passage, PassedOver
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
@@ -203,6 +203,19 @@ def test_a_run_that_is_killed_after_it_went_back_passes_over_the_same(
     assert [s["sample_ids"] for s in steps_of(folder / "back and killed")] == [
         s["sample_ids"] for s in steps_of(folder / "back")
     ]
+
+
+def test_what_is_passed_over_is_on_disk_in_full_or_nothing_new_is(tmp_path: Path) -> None:
+    """A write that failed left its unfinished file, which keeps the room of a full disk."""
+    passed = PassedOver(tmp_path, ALONE)
+    passed.add(Passage(3, 26, BATCH))
+    assert [each.name for each in tmp_path.iterdir()] == ["passed_over.json"]
+    assert PassedOver(tmp_path, ALONE).passages == [Passage(3, 26, BATCH)]
+    (tmp_path / "passed_over.json").unlink()
+    (tmp_path / "passed_over.json").mkdir()  # which no file takes the place of
+    with pytest.raises(StorageError, match="cannot write"):
+        passed.add(Passage(4, 39, BATCH))
+    assert [each.name for each in tmp_path.iterdir()] == ["passed_over.json"]
 
 
 # ---- what a step that is passed over leaves behind ---------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Departures: a machine of several is about to be taken away, so its node leaves the run, and the others go on.
 
 No fault has happened then: ranks save, those of the node end with the code of a run that is to be started again, and
-the others stand by for a smaller world. A new node that is started meanwhile joins as any other does.
+the others stand by for a smaller world. Where the coordinator is on that node another one takes its place, and where
+the first rank is, that of the smaller world begins records of its own. A new node that is started meanwhile joins as
+any other does.
 """
 
 from __future__ import annotations
@@ -55,16 +57,14 @@ def departing(world: World, run_dir: Path, notice: str, asked: str, stands_by: b
 def departure_of(told: list[Departing], policy: RecoverySpec) -> Departure | None:
     """Return which nodes leave; None where the whole run is to stop. `told` is of all ranks, in their order.
 
-    It stops where anything else has asked for it, where the first rank's node or that of the coordinator is among those
-    that leave, where a rank cannot go on in its process, and where too few would be left.
+    It stops where anything else has asked for it, where a rank cannot go on in its process, where it is not known which
+    node has the coordinator, and where too few would be left.
     """
     nodes = {each.node for each in told if each.notice}
     leaving = tuple(rank for rank, each in enumerate(told) if each.node in nodes)
-    needed = {told[0].node, told[0].coordinator}
-    may_leave = (
-        policy.on_notice == LEAVE and policy.reform and policy.may_go_on and nodes and None not in needed | nodes
-    )
-    stops = any(each.other or not each.stands_by for each in told) or needed & nodes
+    known = {told[0].node, told[0].coordinator}
+    may_leave = policy.on_notice == LEAVE and policy.reform and policy.may_go_on and nodes and None not in known | nodes
+    stops = any(each.other or not each.stands_by for each in told)
     if not may_leave or stops or len(told) - len(leaving) < policy.min_devices:
         return None
     because = next(each.notice for each in told if each.notice)

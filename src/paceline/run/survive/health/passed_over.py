@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.durable import publish
+from paceline.durable import write_text
 from paceline.errors import StorageError
 from paceline.run.process.world import World
 
@@ -49,9 +49,7 @@ class PassedOver:
         failed = ""
         if self._world.is_first:
             try:
-                unfinished = self._path.with_suffix(".part")
-                unfinished.write_text(json.dumps([asdict(each) for each in self.passages]))
-                publish(unfinished, self._path)
+                write_text(self._path, json.dumps([asdict(each) for each in self.passages]))
             except OSError as error:
                 failed = str(error)
         if failed := self._world.share(failed):
