@@ -1,4 +1,4 @@
-"""`paceline.verify_loop` on loops whose ranks begin apart or hold parts, and on loops that clip: with the right cause."""
+"""`paceline.verify_loop` on loops whose ranks begin apart or hold parts, and on loops that clip: the right cause."""
 
 from __future__ import annotations
 
