@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.run.loop.step import CLIP_EPS
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
@@ -49,7 +50,6 @@ HOOKS = (
 )
 
 
-CLIP_EPS = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
 CLIPPED_EACH = "the gradient of every parameter is one device's, times a number of its own below one"
 
 
