@@ -128,3 +128,39 @@ class Asserting(Counting):
     def step(self, closure: Any = None) -> None:
         assert closure is not None, "requires closure, but it was not provided"
         super().step()
+
+
+class Tamed(Counting):
+    """Takes an update down to a bound of its norm, which hardly any reaches: a spike of one weight's gradient."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        weight.grad *= min(1.0, 1e3 / float(weight.grad.norm()))
+        super().update(weight, group)
+
+
+class Skipping(Counting):
+    """Leaves out an update whose gradients have a large norm together."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = [w for group in self.param_groups for w in group["params"] if w.grad is not None]
+        if float(torch.stack([w.grad.norm() for w in weights]).norm()) < 1e3:
+            super().step()
+
+
+class ForKernels(Counting):
+    """Normalises the gradients of kernels of convolutions, and of nothing else."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.dim() == 4:
+            weight.grad /= weight.grad.norm() + 1e-8
+        super().update(weight, group)
+
+
+class ForWideMatrices(Counting):
+    """Scales rows of a matrix of 128 rows and columns, or more, by their means, as rules that factor moments do."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.dim() == 2 and min(weight.shape) >= 128:
+            weight.grad /= weight.grad.abs().mean(0, keepdim=True) + 1e-8
+        super().update(weight, group)

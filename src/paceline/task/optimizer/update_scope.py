@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,23 @@ from paceline.task.optimizer.eager import eager
 # More than 4,096 elements of a matrix: from there on 8-bit optimizers keep their state in blocks. Cuts are uneven, and
 # below that. A vector is short, since some rules invert a matrix as wide as it.
 MATRIX, VECTOR = (96, 64), (333,)
-CUTS = {2: [((37, 59), 0), ((41, 23), 1)], 1: [((111, 222), 0)]}  # by dimensions: (sizes, dimension)
+# Rules that factor moments, or precondition, do so from 128 rows on; kernels and stacks of experts have rules of their
+# own, or the same for all that has more than two dimensions.
+MORE_SHAPES = ((160, 144), (6, 24, 16), (24, 16, 3, 3))
+CUTS = {  # by shape: (sizes, dimension)
+    MATRIX: [((37, 59), 0), ((41, 23), 1)], VECTOR: [((111, 222), 0)], (160, 144): [((61, 99), 0)],
+    (6, 24, 16): [((2, 4), 0), ((7, 17), 1)], (24, 16, 3, 3): [((9, 15), 0)],
+}  # fmt: skip
 STEPS = 3
 MORE_STEPS = 32  # of what looks element by element: preconditioners wait for some twenty steps, slow weights for five
 LR = 1e-2
 TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elements differs in the first digits
+# Sizes of gradients, each half as large again as the one before: a bound on a norm, as of rules that skip or tame a
+# spike, lies between that of a part and that of its whole at one of them, wherever it is.
+LADDER = tuple(1e-3 * 1.5**rung for rung in range(46))  # up to 8e4
+LAST_PLACES = 2e-6  # of weights of the ladder, which are near 1: smaller changes are rounding
+
+Run = Callable[[Use, Sequence[Tensor]], list[Tensor]]
 
 
 def scope_known(use: Use) -> Use:
@@ -70,26 +83,65 @@ def _tried(use: Use) -> Use:
         )  # fmt: skip
     use = dataclasses.replace(use, counts=_counts(use, wholes))
     _require_resumable(use, wholes)
-    for steps in (STEPS, MORE_STEPS):
-        if (scope := _scope(use, wholes, steps)) != "element":
-            break
-    return dataclasses.replace(use, scope=scope)
+    return dataclasses.replace(use, scope=_widest(use, wholes, generator))
 
 
-def _scope(use: Use, wholes: Sequence[Tensor], steps: int) -> str:
-    """Return what so many updates of an optimizer depend on."""
-    alone = [change for whole in wholes for change in _changes(use, [whole], steps)]
-    if not _same(alone, _changes(use, wholes, steps)):
+def _widest(use: Use, wholes: Sequence[Tensor], generator: torch.Generator) -> str:
+    """Return the widest scope that any run shows."""
+    found = {_scope(use, wholes, run) for run in (_few, _many, _ladder)}
+    if found == {"element"}:
+        found |= {_scope(use, [whole], _few) for whole in _more_shapes(use, generator)}
+    return next(scope for scope in ("model", "parameter", "element") if scope in found)
+
+
+def _more_shapes(use: Use, generator: torch.Generator) -> list[Tensor]:
+    """Return values of further shapes, of those that the optimizer takes."""
+    found = []
+    for shape in MORE_SHAPES:
+        whole = torch.randn(shape, generator=generator)
+        with contextlib.suppress(RuntimeError, ValueError):  # ConfigError is one
+            _changes(use, [whole])
+            found.append(whole)
+    return found
+
+
+def _scope(use: Use, wholes: Sequence[Tensor], run: Run) -> str:
+    """Return what the updates of a run depend on, which gives the changes of each parameter as [looks, ...]."""
+    alone = [change for whole in wholes for change in run(use, [whole])]
+    if not _same_in_each(alone, run(use, wholes)):
         return "model"
     for whole, change in zip(wholes, alone, strict=True):
-        for sizes, dimension in CUTS[whole.dim()]:
+        for sizes, dimension in CUTS[tuple(whole.shape)]:
             try:
-                parts = _changes(use, list(whole.split(sizes, dimension)), steps)
+                parts = run(use, list(whole.split(sizes, dimension)))
             except (RuntimeError, ValueError):  # it wants more of a parameter than a part of it
                 return "parameter"
-            if not _same([torch.cat(parts, dimension)], [change]):
+            if not _same_in_each([torch.cat(parts, 1 + dimension)], [change]):
                 return "parameter"
     return "element"
+
+
+def _few(use: Use, values: Sequence[Tensor]) -> list[Tensor]:
+    return [change[None] for change in _changes(use, values, STEPS)]
+
+
+def _many(use: Use, values: Sequence[Tensor]) -> list[Tensor]:
+    return [change[None] for change in _changes(use, values, MORE_STEPS)]
+
+
+def _ladder(use: Use, values: Sequence[Tensor]) -> list[Tensor]:
+    """Return how each of some steps changes parameters, by gradients that grow: [steps, ...] for each of them.
+
+    Weights go back after each step, so that small changes are seen beside large ones.
+    """
+    weights, changes = _weights(values), [list[Tensor]() for _ in values]
+    optimizer = made(use, LR, [{"params": weights}])
+    for rung, size in enumerate(LADDER):
+        _step(use, optimizer, weights, values, range(rung, rung + 1), size)
+        for weight, value, found in zip(weights, values, changes, strict=True):
+            found.append((weight.detach() - value).nan_to_num(posinf=0.0, neginf=0.0))
+            weight.data.copy_(value)
+    return [torch.stack(found) for found in changes]
 
 
 def _counts(use: Use, wholes: Sequence[Tensor]) -> tuple[str, ...]:
@@ -159,12 +211,17 @@ def _weights(values: Sequence[Tensor]) -> list[nn.Parameter]:
 
 
 def _step(
-    use: Use, optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter], values: Sequence[Tensor], steps: range
+    use: Use,
+    optimizer: torch.optim.Optimizer,
+    weights: Sequence[nn.Parameter],
+    values: Sequence[Tensor],
+    steps: range,
+    size: float = 1.0,
 ) -> None:
-    """Make steps of an optimizer, by gradients that follow from values and the number of the step."""
+    """Make steps of an optimizer, by gradients of a size that follow from values and the number of the step."""
     for step in steps:
         for weight, value in zip(weights, values, strict=True):
-            weight.grad = torch.sin((7 + step) * value) * (1 + value.abs())
+            weight.grad = size * torch.sin((7 + step) * value) * (1 + value.abs())
         try:
             optimizer.step()
         except (RuntimeError, ValueError):  # it wants parameters of another shape, perhaps
@@ -173,6 +230,11 @@ def _step(
             raise _no_step(use, f"step() without a closure: {type(error).__name__}: {error}") from error
 
 
-def _same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+def _same_in_each(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Return whether changes of parameters are the same in each of the looks along their first dimension."""
+    return _same([look for each in ours for look in each], [look for each in theirs for look in each], LAST_PLACES)
+
+
+def _same(ours: Sequence[Tensor], theirs: Sequence[Tensor], least: float = 0.0) -> bool:
     pairs = zip(ours, theirs, strict=True)
-    return all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in pairs)
+    return all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max() + least) for a, b in pairs)

@@ -15,7 +15,7 @@ from torch import nn
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.chain import chain_of
-from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.difference import Difference, times
 
 FOLLOWS = ("gradients", "grad_norm", "weights")  # what another loss changes with it; a whole run compares no gradients
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
@@ -181,7 +181,7 @@ def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits
     ratios = [d.ratio for d in same]
     if all(d.is_scaled for d in same) and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]) and len(same) > 1:
         named = _degree(ratios[0], plan)
-        likely = f"every gradient is {ratios[0]:.4g} times the reference's" + (f": {named}" if named else "")
+        likely = f"every gradient is {times(ratios[0])} the reference's" + (f": {named}" if named else "")
         return Diagnosis("gradient scale", likely)
     if not all(d.copies_agree for d in same):
         part = "some of the" if len(same) < compared else "the"

@@ -56,6 +56,14 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
+def times(ratio: float) -> str:
+    """Return a ratio in words: "1.5 times", or how far it is from one where its first digits do not say so."""
+    off = ratio - 1
+    if math.isfinite(off) and 0 < abs(off) < 1e-3:
+        return f"1 {'+' if off > 0 else '-'} {abs(off):.1e} times"
+    return f"{ratio:.4g} times"
+
+
 def reach_of(grad_norm: float, weights: Iterable[torch.Tensor]) -> float:
     """Return what a loss counts as at least: a part of what it would change by with weights of twice their size.
 

@@ -123,9 +123,9 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
     main = turns[main_turn(task)].objective
-    if own_metrics := _own_metrics(task, source, main):
+    if metrics := own_metrics(task, source, main):
         rows = next(iter(micro_batches(task, plan, source, 1, whole)))[1]
-        found |= _metrics(model, main, own_metrics, placed_plainly(main, cast_floats(rows, dtype)))
+        found |= _metrics(model, main, metrics, placed_plainly(main, cast_floats(rows, dtype)))
     for turn, own in zip(turns, own_parameters(model, turns), strict=True):
         loss, weight = _first_items(model, turn, micro_batches(task, plan, source, 1, whole), randomness, dtype)
         of = f" of {turn.name}" if turn.name else ""
@@ -138,7 +138,7 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     return FirstNumbers(found)
 
 
-def _own_metrics(task: Task, source: Source, objective: Objective) -> list[OwnMetric]:
+def own_metrics(task: Task, source: Source, objective: Objective) -> list[OwnMetric]:
     """Return the metrics that are functions of the user's: that ours ask for no ranks is known."""
     named = tuple(each for each in task.evaluate.metrics if not isinstance(each, str) or is_import_path(each))
     made = metrics_of(dataclasses.replace(task.evaluate, metrics=named), source, objective)

@@ -25,6 +25,7 @@ from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
+from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
@@ -34,11 +35,14 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, reach_of, wide
+from paceline.verify.compare.in_a_group import own_metrics
 from paceline.verify.compare.tolerance import FLOOR, tolerance
+from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
+from paceline.verify.reference.plain_documents import placed_plainly
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
@@ -158,6 +162,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             if first is not None:
                 break
         first = first or _out_of_proportion(asked, program, turn, whole)
+        if first is None and turn is turns[main_turn(asked.task)]:
+            first = _evaluation_apart(asked, program, turn, whole.reach)
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out,
                            not_tried=() if left_out or first else tuple(seen.one_sided()))  # fmt: skip
@@ -236,6 +242,21 @@ def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Nu
     known = [d.name for d in _differences(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
     wrong = [(d, scaled) for d in found if d.name not in known]
     return _first(wrong, _Look(whole, [scaled]), turn, (), is_scaled=True) if wrong else None
+
+
+def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
+    """Return what says that an evaluation is another one of rows that are cut, None where it is not."""
+    task, source, dtype = asked.task, asked.source, MASTER_DTYPES[asked.plan.precision]
+
+    def read(start: int, size: int) -> tuple[contextlib.AbstractContextManager[object], object]:
+        positions = np.arange(start, start + size, dtype=np.int64)
+        data = cast_floats(source.read(ids_at(source, task.seed, positions), positions), dtype)
+        drawn_for = SampleRows(positions, turn.draws_as(1), length_of(data))
+        return program.randomness.during(drawn_for), placed_plainly(turn.objective, data)
+
+    metrics = own_metrics(task, source, turn.objective)
+    evaluation = Evaluation(program.model, turn.objective, metrics, read)
+    return evaluation_apart(evaluation, cuts(asked.plan.batch_samples), reach)
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:

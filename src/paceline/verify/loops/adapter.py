@@ -38,20 +38,22 @@ from paceline.task.models.copied import copied
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.measures import tensor_differences
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
 from paceline.verify.loops.buffers import BuffersOfRanks
-from paceline.verify.loops.compared_loop import HeldLoop, load_weights
+from paceline.verify.loops.compared_loop import HeldLoop, load_weights, require_whole_weights
 from paceline.verify.loops.hooks import WeightHooks
 from paceline.verify.loops.pieces import AnyObjective, require_different
-from paceline.verify.loops.reference import Batches, LoopReference, Maker
+from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.loops.waiting_ranks import told_where_ranks_wait
-from paceline.verify.rounding.conditioning import beyond_rounding
+from paceline.verify.rounding.conditioning import beyond_rounding, beyond_tolerance
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
+COMPARED = ("loss", "gradients", "weights")
 NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -125,7 +127,9 @@ def _proven(
     dtype = _dtype(weights)
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
+    require_whole_weights(single, weights, world)
     load_weights(single, weights)
+    start = tensor_differences("initial", weights, world.share(weights_of(single)), 0, world, plan.layout)
     _require_batches(batches)
     traits = traits_of(single)
     hooks = WeightHooks({} if plain is None else named(plain))
@@ -137,6 +141,8 @@ def _proven(
         together = _batches(batch, part, world, number)
         found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
+    if wrong and (apart := beyond_tolerance(start, dtype)):  # a loop that brings weights together first is right
+        wrong, found = [*apart, *wrong], [*start, *found]
     first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     first = first or buffers.apart(dtype, len(batches))
     verdict = verdict_of(first, rounding)
@@ -147,7 +153,7 @@ def _proven(
         dtype=dtype,
         steps=len(batches),
         seconds=time.perf_counter() - began,
-        differences=_largest(found),
+        differences=_largest(d for d in found if d.quantity in COMPARED),
         first_difference=first,
         ill_conditioned=rounding,
         mistake=None if first is None else world.share(None if first.family in NAMED else held.mistake_of(first)),
@@ -168,7 +174,7 @@ def _cut(parts: list[object], split: Callable[[object], Sequence[object]] | None
 
 def _largest(found: Iterable[Difference]) -> dict[str, float | None]:
     """Return the largest difference of each quantity, None for one that was not compared."""
-    worst: dict[str, float | None] = {"loss": None, "gradients": None, "weights": None}
+    worst: dict[str, float | None] = dict.fromkeys(COMPARED)
     for difference in found:
         known = worst[difference.quantity]
         worst[difference.quantity] = difference.relative if known is None else larger(known, difference.relative)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.run.loop.step import CLIP_EPS
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
@@ -21,6 +22,7 @@ from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import FITS, SAY_SO, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named, not_called
+from paceline.verify.reference.steps import ReferenceStep
 from paceline.verify.rounding.conditioning import beyond_tolerance
 
 Found = TypeVar("Found")
@@ -90,7 +92,8 @@ class HeldLoop:
         reported = loss_told(told)
         mistake = None
         if self._parts is not None and self.mistake is None and not frozen:
-            mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
+            plain = seen / clipped_to(expected)
+            mistake = _mistake(plain, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
         self._last_seen = seen
         losses = list[Difference]()
         if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
@@ -234,6 +237,32 @@ def load_weights(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None
         )
     for name, parameter in weights.items():
         held[name].copy_(whole_of(parameter))
+
+
+def require_whole_weights(single: nn.Module, weights: Mapping[str, nn.Parameter], world: World) -> None:
+    """Raise ConfigError on every rank where one of them holds another shape of a weight than one device does."""
+    held = named(single)
+    odd = [
+        (name, list(parameter.shape), list(held[name].shape))
+        for name, parameter in weights.items()
+        if name in held and parameter.shape != held[name].shape
+    ]
+    for rank, found in enumerate(world.gather(odd[:1])):
+        for name, ours, whole in found:
+            raise ConfigError(
+                f"parameter {name} has the shape {ours} on rank {rank}, and {whole} on one device",
+                "a rank holds a part of it, and nothing says which one: FullyShardedDataParallel keeps flat parts, and"
+                " so may experts or columns that a program has spread by hand",
+                "DTensors, which say so: torch.distributed.fsdp.fully_shard, or distribute_tensor for what is spread by"
+                " hand; plain=module, if its shapes are not those of the model",
+            )
+
+
+def clipped_to(expected: ReferenceStep) -> float:
+    """Return the factor by which one device has clipped a step's gradients; 1.0 where it has not."""
+    if not expected.clip_norm:
+        return 1.0
+    return min(1.0, expected.clip_norm / (expected.grad_norm + CLIP_EPS))
 
 
 def _mistake(

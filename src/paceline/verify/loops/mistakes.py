@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.verify.compare.difference import wide
+from paceline.verify.compare.difference import times, wide
 
 SAMPLED = 4096  # values of a gradient that are looked at, spread over all parameters
 SAY_SO = (
@@ -153,4 +153,4 @@ def _scale_text(scale: float, parts: MicroBatches) -> str:
     for factor, text in known.items():
         if factor != 1 and abs(scale - factor) <= 1e-3 * factor:
             return text
-    return f"it is {scale:.6g} times what one device has"
+    return f"it is {times(scale)} what one device has"

@@ -13,30 +13,36 @@ from types import FrameType
 from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.task.own_code import OURS, is_installed
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
+NUMBER = "_local_scalar_dense"  # what item(), float(), int() and bool() of a tensor ask for
+ARRAYS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)  # which ask for no operator
 AskedAt = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
 
 
 class ThresholdsSeen(TorchDispatchMode):
     """Keeps, by its place in code that is neither ours nor installed, whether a threshold acted and whether it did not.
 
-    Thresholds that torch is asked for are seen; a comparison of Python's own numbers is not.
+    Thresholds that torch is asked for are seen. Of a comparison of Python's own numbers nothing is seen but where they
+    come from: `loss.item()`, `float(x.max())`, `x.tolist()`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._sides: dict[AskedAt, set[bool]] = {}
         self._known: dict[str, bool] = {}  # whether a file is the user's own
+        self._gives_numbers = False  # whether the user's code has had numbers of Python's
+        self._to_python = _ToPython(self)
 
     @property
     def has_any(self) -> bool:
-        """Whether there is a threshold in code of the user's own."""
-        return bool(self._sides)
+        """Whether there is a threshold in code of the user's own, or numbers that Python may compare."""
+        return bool(self._sides) or self._gives_numbers
 
     def one_sided(self) -> list[str]:
         """Return the thresholds that have one side alone, such as `losses.py:12 (gt always)`."""
@@ -51,6 +57,8 @@ class ThresholdsSeen(TorchDispatchMode):
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         name = getattr(getattr(func, "overloadpacket", func), "__name__", "")
+        if name == NUMBER:
+            self.look_at_number()
         is_threshold = name in COMPARISONS or name in BOUNDS
         if is_threshold and isinstance(found, torch.Tensor) and found.numel() and (asked := self._asked_at()):
             acted = found if name in COMPARISONS else found != args[0]
@@ -58,9 +66,18 @@ class ThresholdsSeen(TorchDispatchMode):
             sides.update(side for side, there in ((True, acted.any()), (False, ~acted.all())) if there)
         return found
 
+    def look_at_number(self) -> None:
+        """Note that a number, or several, go to Python, where code of the user's own asks for them."""
+        self._gives_numbers = self._gives_numbers or self._asked_at() is not None
+
     def __enter__(self) -> Self:
         self._entered = sys._getframe(1)
+        self._to_python.__enter__()
         return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._to_python.__exit__(*error)
 
     def _asked_at(self) -> tuple[str, int, int] | None:
         """Return the innermost place in code of the user's own that runs in the block, None where none does."""
@@ -76,3 +93,16 @@ class ThresholdsSeen(TorchDispatchMode):
             path = Path(file).resolve()
             self._known[file] = path.is_file() and not (is_installed(path) or path.is_relative_to(OURS))
         return self._known[file]
+
+
+class _ToPython(TorchFunctionMode):
+    """Tells of tensors whose numbers are handed to Python or numpy all at once."""
+
+    def __init__(self, seen: ThresholdsSeen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ARRAYS:
+            self._seen.look_at_number()
+        return func(*args, **(kwargs or {}))

@@ -301,3 +301,29 @@ def test_a_recurrent_layer_that_drops_nothing_is_left_alone(
         with mode:
             layer(given)
         assert len(seen) == drops
+
+
+class Follows(nn.Module):
+    """A momentum encoder and a critic: weights that a forward pass moves and clamps in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what both give."""
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.slow.parameters()), list(self.fast.parameters()), 0.5)
+            self.slow.weight.T.mul_(0.9)
+        self.fast.weight.data.clamp_(-0.1, 0.1)
+        return self.fast(x) + self.slow(x)
+
+
+def test_a_look_leaves_weights_that_the_program_moves_as_they_were() -> None:
+    """Training began from weights that looks had moved, and the proof told a right program as another at the start."""
+    model = Follows()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    survey(model, lambda model, batch: (model(batch).sum(), len(batch)), torch.ones(3, 4), CPU)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    model(torch.ones(1, 4))
+    assert not torch.equal(model.slow.weight, before["slow.weight"])

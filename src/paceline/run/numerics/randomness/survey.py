@@ -24,6 +24,7 @@ from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
+from paceline.run.numerics.randomness.weights_kept import WeightsKept
 from paceline.task.entries_read import tried_reading
 from paceline.task.models.held import buffers_kept
 
@@ -99,12 +100,12 @@ class _LookedAt:
 
     @contextlib.contextmanager
     def left_as_it_is(self) -> Iterator[None]:
-        """Put buffers, gradients and random states back at the end."""
+        """Put weights, buffers, gradients and random states back at the end."""
         grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         others = Others(self.model)
         try:
             devices = [self.device] if self.device.type == "cuda" else []
-            with buffers_kept(self.model), torch.random.fork_rng(devices=devices):
+            with buffers_kept(self.model), WeightsKept(self.model), torch.random.fork_rng(devices=devices):
                 yield
         finally:
             others.restore()
@@ -117,7 +118,7 @@ class _LookedAt:
 def survey(model: nn.Module, objective: SurveyedObjective, batch: object, device: torch.device) -> Survey:
     """Return what two looks at `objective(model, batch)` tell of its random numbers; only one, where it draws none.
 
-    The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were.
+    The first dimension of the batch's tensors counts samples. Weights, buffers and random states are left as they were.
     """
     program = _LookedAt(model, batch, device)
     with program.left_as_it_is():
