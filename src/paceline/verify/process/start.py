@@ -39,7 +39,7 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
-SHOWN = 3  # thresholds that were not reached
+SHOWN = 2  # thresholds that no number crossed
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
@@ -310,10 +310,10 @@ def _of_copies(result: Proof) -> str:
 
 
 def _not_tried(result: Proof) -> str:
-    """Return the first thresholds of the user's code that no number of the proof was beyond; empty where all were."""
-    found = [place for part in result.parts for place in part.not_tried]
+    """Return the first thresholds of the user's code that no number of the proof crossed; empty where all were."""
+    found = list(dict.fromkeys(place for part in result.parts for place in part.not_tried))  # alike in several parts
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"; not tried, as numbers had one side alone: {', '.join(found[:SHOWN])}{more}" if found else ""
+    return f"; never tried: the other side of {', '.join(found[:SHOWN])}{more}" if found else ""
 
 
 def _sizes(worst: Mapping[str, float]) -> str:
