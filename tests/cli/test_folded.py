@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -22,7 +24,7 @@ PLAN = (
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def terminal(columns: int) -> Iterator[tuple[TextIO, int]]:
     """Yield a terminal of so many columns, and the descriptor that reads what was printed on it."""
     master, slave = pty.openpty()
@@ -30,6 +32,16 @@ def terminal(columns: int) -> Iterator[tuple[TextIO, int]]:
     with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123 (a descriptor)
         yield stream, master
     os.close(master)
+
+
+def printed(master: int) -> list[str]:
+    """Return the lines that a terminal has got; what was written to one lies in the kernel, all of it."""
+    os.set_blocking(master, False)
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(master, 1 << 16):
+            found += piece
+    return found.decode().splitlines()
 
 
 @pytest.mark.parametrize("columns", [40, 79, 80, 200])
@@ -72,5 +84,22 @@ def test_a_plan_is_read_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> No
     with terminal(80) as (stream, master):
         monkeypatch.setattr("sys.stdout", stream)
         assert main(["plan", "--set", "cluster.probe=false"]) == 0
-        told = os.read(master, 1 << 16).decode().splitlines()
+        told = printed(master)
     assert any(line.startswith("plan ") for line in told) and all(len(line) <= 80 for line in told)
+
+
+def test_a_report_is_read_on_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdict says what to try, at length."""
+    lines = [{"kind": "run_started", "time": 0.0, "attempt": 1, "step": 0, "world_size": 1}]
+    lines += [{"kind": "step", "time": at + 1.0, "step": at, "loss": 2.0, "weight": 1.0,
+               "seconds": {"total": 1.0, "data": 0.9, "forward_backward": 0.1}} for at in range(1, 40)]  # fmt: skip
+    lines.append({"kind": "run_ended", "time": 40.0, "status": "complete", "exit_code": 0, "step": 39})
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with terminal(80) as (stream, master):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert main(["report", str(tmp_path)]) == 0
+        told = printed(master)
+    path = str(tmp_path / "report.html")  # is one word, however long
+    assert any(line.startswith("verdict  data-bound") for line in told)
+    assert all(len(line) <= 80 or path in line for line in told)
