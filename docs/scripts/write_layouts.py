@@ -35,7 +35,8 @@ HEAD = """<!-- Written by docs/scripts/write_layouts.py; run it again instead of
 # Layouts, proven
 
 What `paceline verify` measured for every layout of each family: the layout in real processes against one device,
-{steps} steps, in fp64 and in fp32, on the [twin](guide/plan/verifying.md#the-twin) of the task. Every number is the
+{steps} steps, in fp64 and in fp32, on the [twin](guide/plan/inside-a-proof.md#the-twin) of the task.
+Every number is the
 largest relative difference over all ranks, steps and tensors. The bounds are those of
 [verifying](guide/plan/verifying.md#what-is-compared): in fp64 {fp64:g} for every gradient, the global norm and every
 weight after the updates; in fp32 {loss:g} for the loss and {weights:g} for gradients and weights. The samples that are

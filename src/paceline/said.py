@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
+import textwrap
 import weakref
 from collections.abc import Callable
 from typing import TextIO
@@ -31,10 +33,38 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+COMMAND = "paceline "  # what a line of a command begins with
+LEAST_COLUMNS = 40  # of a terminal: in fewer there is no room beside a line's first word
+_FIRST_WORD = re.compile(r" *(?:\w+ {2,})?")  # `plan     `, `  because  `, or the blanks of what stands below one
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """Return a line folded between words, below its first word, to the width of the terminal that a stream is.
+
+    What goes to a file or a pipe stays one line, as whoever searches it wants it, and so does a command to be copied.
+    """
+    columns = _columns(stream)
+    if columns < LEAST_COLUMNS or len(text) <= columns or "\n" in text or text.lstrip().startswith(COMMAND):
+        return text
+    first = _FIRST_WORD.match(text)
+    indent = len(first[0]) if first is not None else 0
+    below = " " * (indent if indent <= columns // 3 else 2)
+    lines = textwrap.wrap(text, columns, subsequent_indent=below, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return how wide the terminal is that a stream is; 0 where it is none, or does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return 0
+
+
 def say_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once. Where a disk does not take it, it is tried again with the next one."""
     stream = stream or sys.stdout
     if stream is not None:  # as where it was closed before the process began
+        text = folded(text, stream)
         _print(f"\n{text}" if _OPEN.pop(stream, None) is not None else text, stream, "\n")
 
 

@@ -155,8 +155,20 @@ def test_weights_are_those_of_the_export(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint(folder, "one", 4), alone)
     assert in_process("checkpoint", "convert", alone, tmp_path / "c").returncode == 0
     assert (tmp_path / "c" / "model.safetensors").read_bytes() == exported
+    told = in_process("checkpoint", "convert", alone, tmp_path / "e").stdout
+    assert "left out all but weights: the optimizer's state" in told
     refused = in_process("checkpoint", "convert", alone, tmp_path / "d", "--step", "8")
     assert refused.returncode == 2 and "that is one checkpoint" in refused.stderr and not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("verb", [("checkpoint", "convert"), ("export",)])
+def test_a_folder_is_not_called_like_a_file(verb: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    """`convert RUN out.pt` made a folder of that name, and torch.load did not open it."""
+    for name in ("out.pt", "model.safetensors", "pytorch_model.BIN"):
+        refused = in_process(*verb, folder / "one", tmp_path / name)
+        assert refused.returncode == 2 and "has the name of a file" in refused.stderr, name
+        assert not (tmp_path / name).exists()
+    assert in_process(*verb, folder / "one", tmp_path / "llama-3.1").returncode == 0, "a dot is no ending"
 
 
 class Planted:

@@ -43,3 +43,21 @@ def test_a_newcomers_interval_holds_what_was_measured(
     assert told.source == "assumed" and told.high / told.value == pytest.approx(1.6)
     outside = [seconds for seconds in measured if not told.low <= seconds <= told.high]
     assert len(outside) <= 0.2 * len(measured), f"{name}: {outside} of {told.value:.3f} s"
+
+
+def test_ranks_that_share_cores_are_not_faster_than_these_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four ranks of two cores had the rates of four: their plan was told as twice as fast as that of two."""
+    monkeypatch.setattr(resolve, "visible_gpus", list)
+    monkeypatch.setattr(resolve, "read_machine", lambda: Machine("box", "A CPU", 2, 8 * 2**30))
+    profile = profile_decoder(resolve_decoder(ModelSpec("llama-1m", **LARGER), 257, 128), 128)
+    told = []
+    for devices in (2, 4, 8):
+        cluster, _ = resolve_cluster(ClusterSpec("cpu", devices=devices), tmp_path)
+        plan = Plan(Layout(dp_replicate=devices), micro_batch=16 // devices, batch_samples=16, precision="fp32")
+        told.append(forecast_plan(profile, cluster, plan, batch_samples=16, steps=1).step_seconds.value)
+        rates = [cluster.devices * points[0][1] for points in cluster.device.matmul_flops.values()]
+        assert max(rates) == 2 * 80e9 and cluster.device.core_share == 2 / devices
+        assert cluster.devices * cluster.device.memory_bytes_per_second.value == pytest.approx(2 * 12e9)
+    assert told == sorted(told), "the same cores, and more to send"

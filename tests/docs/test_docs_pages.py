@@ -141,7 +141,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 def test_addresses_that_pages_of_the_guide_have_had_lead_to_them(tmp_path: Path) -> None:
     hook = script("hooks/old_addresses")
-    assert hook.moved()["verifying"] == "plan/verifying" and len(hook.moved()) == 24
+    assert hook.moved()["verifying"] == "plan/verifying" and len(hook.moved()) == 27
     hook.on_post_build({"site_dir": str(tmp_path)})
     for page in (tmp_path / "guide").rglob("index.html"):
         (to,) = set(re.findall(r'(?:href="|url=)([^"]+)', page.read_text(encoding="utf-8")))

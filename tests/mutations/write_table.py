@@ -34,14 +34,15 @@ Distributed training goes wrong without an error: the run goes on and the number
 row is such a mistake, of a family that has happened in a well-known framework, planted into the running system in real
 processes. Either the proof or the comparison of a resumed run with an undisturbed one must catch it and name the
 quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and must end with exit code 4: what runs is
-the [twin](guide/plan/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of
-the spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
+the [twin](guide/plan/inside-a-proof.md#the-twin) that it makes of the spec, and the mistake is planted by the import
+path of the spec's objective.
+A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
 with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. Where the run of a part
 ends with an error, the command does so too. `make test` plants one of each kind again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
 [written plainly](guide/plan/verifying.md), so a mistake in the run is not in it too. Mistakes in loops of other people,
-which [`verify_loop`](guide/plan/verifying.md#a-loop-of-your-own-or-another-frameworks) must tell, are changes of one
+which [`verify_loop`](guide/plan/proving-a-loop.md) must tell, are changes of one
 right loop in `tests/verify/loops/wrong_loops.py`; right ones that it must not flag are in `right_loops.py` beside it.
 
 | family | planted | caught by | names | likely cause that is given |

@@ -186,6 +186,23 @@ def test_an_unfinished_run_is_held_against_its_part_of_the_forecast() -> None:
     assert summary.promise("step_time").forecast == 1.92
 
 
+@pytest.mark.parametrize(("stop", "done"), [(40, 40), (10, 15)])
+def test_a_task_that_was_made_longer_or_shorter_is_held_against_as_many_steps(stop: int, done: int) -> None:
+    """A run of 120 steps that went on to 200 was "200 of 120 steps", and its energy held against that of 120."""
+    out = journals.Writer()
+    out.begin(forecast=journals.forecast(steps=20))
+    out.steps(1, 15)
+    out.begin(15, gap=1.0, forecast=journals.forecast(steps=stop))
+    out.steps(16, stop)
+    out.records.append({"kind": "run_ended", "time": out.time, "attempt": 2, "status": "complete", "step": done})
+    summary = summarise(out.records)
+    assert summary.steps_planned == stop and f"{done} of {stop} steps" in summary.status_text
+    assert "early" not in summary.status_text
+    promised = journals.forecast(steps=20)["run_seconds"]["value"]
+    assert summary.promise("run_time").forecast == pytest.approx(promised * done / 20)
+    assert f"scaled to the {done / 20:.0%} of its steps" in summary.promise("energy").measured_how
+
+
 def test_a_proof_made_before_the_start_is_not_in_its_wall_time() -> None:
     inside = {phase.name: phase.seconds for phase in summarise(journals.complete()).phases}
     records = journals.complete()

@@ -23,7 +23,7 @@ from paceline.cli.output import print_json
 from paceline.cli.parser import whole
 from paceline.errors import ConfigError, StorageError
 from paceline.session.verbs import checkpoints
-from paceline.units import format_bytes
+from paceline.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from paceline.checkpoint.inspect.sound import Soundness
@@ -147,7 +147,7 @@ def _convert(options: argparse.Namespace) -> int:
         print_json(found, CONVERT)
         return 0
     size = sum(file.stat().st_size for file in found.files)
-    print(f"convert  {found.source} to {found.out} ({len(found.files)} files, {size:,} bytes)")
+    print(f"convert  {found.source} to {found.out} ({plural(len(found.files), 'file')}, {size:,} bytes)")
     for name in found.left_out:
         print(f"left out {name}")
     return 0

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from paceline.cli.json.shapes import FORMAT
-from paceline.cli.output import paint
+from paceline.cli.output import print_error
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.cluster.here.waiting import waiting
 from paceline.config.other_words import verb_meant
@@ -146,7 +146,7 @@ def _tell(fields: dict[str, object], message: str, as_json: bool, word: str = "e
     try:
         if as_json:
             print(json.dumps({"format": FORMAT, **fields}, indent=2), flush=True)
-        print(f"{paint(word + ':', 'red', sys.stderr)} {message}", file=sys.stderr, flush=True)
+        print_error(message, word)
     except BrokenPipeError:
         _mute_stdout()
     return code

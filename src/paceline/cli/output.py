@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paceline.cli.json.shapes import FORMAT
+from paceline.said import folded
 from paceline.units import Amount
 
 Say = Callable[[str], None]
@@ -25,7 +26,8 @@ def say_to(json_wanted: bool) -> Say:
     """Return the function that tells a person what goes on: on stdout, or on stderr where stdout is for JSON."""
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr if json_wanted else sys.stdout, flush=True)
+        stream = sys.stderr if json_wanted else sys.stdout
+        print(folded(line, stream), file=stream, flush=True)
 
     return say
 
@@ -82,6 +84,11 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     """Return the text in a style ("bold", "dim", "red") where the stream is a terminal that wants colour."""
     wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if wanted else text
+
+
+def print_error(message: str, word: str = "error") -> None:
+    """Write how a command ended on stderr, for people."""
+    print(f"{paint(word + ':', 'red', sys.stderr)} {message}", file=sys.stderr, flush=True)
 
 
 def table_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.json.shapes import COMPARED, GROUPED, MODELS, PLAN, PROVENANCE
-from paceline.cli.output import print_json, say_to, table_lines
+from paceline.cli.output import print_error, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 from paceline.config.build import Override
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DoesNotFit, PacelineError
 
 if TYPE_CHECKING:
     from paceline.plan.explain.compare_clusters import Comparison
@@ -96,7 +96,10 @@ def _short(options: argparse.Namespace) -> list[Override]:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits, or `train` would refuse the price."""
+    """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits, or `train` would refuse the price.
+
+    With --json the latter is told within the plan, whose exit code is the same.
+    """
     if options.models:
         return _models(options.json)
     from paceline.session.verbs.planning import OF_ONE_PLAN, answer
@@ -118,16 +121,28 @@ def execute(options: argparse.Namespace) -> int:
     found = answer(spec, names=options.device, counts=options.devices, measure=options.measure, say=say)
     _draw(found, options)
     if options.json:
-        from paceline.spec.load import spec_to_dict
-
-        _hold_budget(found, spec, say)
-        shape, fields = _fields(found, options.explain, options.all)
-        print_json({**fields, "spec": spec_to_dict(spec)}, shape)
-        return 0
+        return _as_json(found, spec, options, say)
     for line in _lines(found, spec, options.explain, options.all):
         say(line)
     _hold_budget(found, spec, say)
     return 0
+
+
+def _as_json(found: Answer, spec: Spec, options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Print the answer as one object, with why `train` would refuse it for its budget; return the exit code."""
+    from paceline.spec.load import spec_to_dict
+
+    shape, fields = _fields(found, options.explain, options.all)
+    refused: PacelineError | None = None
+    try:
+        _hold_budget(found, spec, say)
+    except (ConfigError, DoesNotFit) as error:
+        refused = error
+    code, told = (refused.exit_code, {"budget_error": refused.as_dict()}) if refused else (0, {})
+    print_json({**fields, "spec": spec_to_dict(spec), **told}, shape, code)
+    if refused is not None:
+        print_error(str(refused))
+    return code
 
 
 def _hold_budget(found: Answer, spec: Spec, say: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from paceline.cli.json.shapes import REPORT
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_to
 
 EXAMPLE = "paceline report runs/stdlib-code"
 CODES = (74,)
@@ -28,5 +28,6 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**summary.as_dict(), "page": str(page)}, REPORT)
     else:
-        print("\n".join(report_lines(summary)))
+        for line in report_lines(summary):
+            say_to(json_wanted=False)(line)
     return 0

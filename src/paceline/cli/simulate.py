@@ -112,12 +112,12 @@ def _tell(say: Say, found: Simulation) -> None:
     """Print what was assumed, the policies side by side, and where the time of each goes."""
     from paceline.simulate.events import KINDS
     from paceline.simulate.policy import duration_text
-    from paceline.units import format_seconds
+    from paceline.units import format_seconds, plural
 
     scenario, results = found.scenario, found.results
     rates, days = scenario.rates, scenario.horizon_seconds / 86400
     between = "never" if math.isinf(scenario.mtbf_seconds) else f"every {format_seconds(scenario.mtbf_seconds)}"
-    say(f"failures {between} on {scenario.nodes:,} nodes: {rates.text} ({rates.source})")
+    say(f"failures {between} on {plural(scenario.nodes, 'node')}: {rates.text} ({rates.source})")
     reliability = found.planned.spec.cluster.reliability
     say(
         f"         detection {duration_text(reliability.detection)}, restart {duration_text(reliability.restart)}, "

@@ -95,9 +95,7 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
         remarks.append(f"{here} CPU devices share {host.cores} core(s): they will take turns")
     memory = Figure(host.memory_bytes // here, "measured", f"this machine's usable memory over {here} device(s)")
     cluster = Cluster(
-        device=dataclasses.replace(
-            assumed_cpu(host.processor, threads, memory), core_share=min(1.0, host.cores / here)
-        ),
+        device=assumed_cpu(host.processor, threads, memory, min(1.0, host.cores / here)),
         devices=devices,
         devices_per_node=here,
         links=(CPU_LINK,),

@@ -99,7 +99,8 @@ def report_lines(summary: Summary, told: bool = False) -> list[str]:
         lines.append(f"verify   {proof['text']}")
     if summary.goodput.faults or summary.goodput.restarts or summary.goodput.lost_seconds:
         lines.append(f"goodput  {goodput_text(summary.goodput)}")
-    lines += [f"advice   {advice_line(advice)}" for advice in summary.advice[:1]]
+    said = summary.bound.advice if summary.bound and summary.bound.kind != COMPUTE else ""
+    lines += [f"advice   {advice_line(advice, said)}" for advice in summary.advice[:1]]
     lines += [f"budget   {left.text}" for left in summary.budgets]
     if summary.error:
         lines.append(f"failed   {summary.error['what']}")

@@ -118,6 +118,11 @@ def reference_start(records: Records) -> RunStarted:
     return (with_forecast or list(records.starts) or [NO_START])[-1]
 
 
+def announced_start(records: Records) -> RunStarted:
+    """Return the start whose forecast the whole run is held against: the first one that has a forecast."""
+    return next((start for start in records.starts if start.forecast), (*records.starts, NO_START)[0])
+
+
 def basis_of(records: Records, reference: RunStarted) -> Basis:
     """Return the steps run under the reference's plan, without first steps and those with a checkpoint or evaluation.
 
@@ -284,7 +289,8 @@ def promises_of(
     """Return what was promised and what was measured for a step, for memory and for the whole run.
 
     Steps and memory are held against the reference's forecast. Time, money, energy and carbon of the run are held
-    against the first forecast, scaled to `share`, the part of the run's steps that was done. Money, energy and carbon
+    against the first forecast, scaled to `share`: what was done of its steps, more than all where `task.stop` has
+    grown since. Money, energy and carbon
     are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate;
     but energy, and carbon by it, are the nodes' counters where `nodes`, samples of all of them, cover every start.
     """
@@ -292,12 +298,12 @@ def promises_of(
     recorded = [number(record.peak_bytes) for record in records.of(MemoryRecord)]
     peaks = [*basis.all_steps.column("peak_bytes").tolist(), *(peak for peak in recorded if peak is not None)]
     peak = max((value for value in peaks if np.isfinite(value)), default=None)
-    first = next((start for start in records.starts if start.forecast), (*records.starts, NO_START)[0])
+    first = announced_start(records)
     whole = first.forecast
     world = first.world_size or number(first.cluster.get("devices"))
     seconds = sum(attempt.seconds for attempt in attempts) or None
     device_seconds = sum(attempt.seconds * (attempt.world_size or world or 0) for attempt in attempts) or None
-    partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of the steps that were done"
+    partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of its steps that were done"
     promises = [
         _promise(STEP_TIME, "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),
         _promise(MEMORY, "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),

@@ -14,12 +14,13 @@ from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import BudgetLeft, budgets_left
 from paceline.history.goodput import MeasuredGoodput, goodput_of
 from paceline.history.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
-from paceline.history.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
+from paceline.history.records import Records, StepTable, gather, json_safe, number, table, text
 from paceline.plan.explain.hours import day_text
 from paceline.report.bound.from_records import bound_of
 from paceline.report.compare import (
     Promise,
     TermGroup,
+    announced_start,
     basis_of,
     memory_groups,
     promises_of,
@@ -262,17 +263,17 @@ def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "", nodes:
     found = gather(records)
     nodes = nodes or found.of(NodeSample)
     reference, attempts, steps = reference_start(found), starts_of(found), surviving(found)
-    first = (*found.starts, NO_START)[0]
     basis = basis_of(found, reference)
     done = int(steps.column("step").max()) if len(steps) else int(max(resume_steps(found).values(), default=0))
-    planned = number(first.forecast.get("steps")) or number(reference.forecast.get("steps"))
+    announced = number(announced_start(found).forecast.get("steps"))
+    planned = number(reference.forecast.get("steps")) or announced  # a task may be made longer, or shorter
     moments = [moment for span in found.spans.values() for moment in span]
     wall_seconds = max(moments) - min(moments) if moments else 0.0
     end = next((end for end in reversed(found.of(RunEnded)) if attempts and end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     phases = phases_of(found, attempts)
     is_whole = status == "complete" and not (planned and done < planned)
-    share = 1.0 if is_whole else done / planned if planned else None
+    share = 1.0 if is_whole and planned == announced else done / announced if announced else None
     goodput, bound = goodput_of(found, phases), bound_of(found)
     proofs, error = found.of(VerifyRecord), (end and end.error) or {}
     return Summary(

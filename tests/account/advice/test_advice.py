@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.account.advice.advise import advice_line
+from paceline.report.build import report_lines
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
 
@@ -62,6 +63,15 @@ def test_devices_that_wait_for_data() -> None:
     hours = 4 * (10 + 400 * 1.0 + 0.4) / 3600
     assert advice.amounts["usd"] == pytest.approx(3.0 * hours * advice.saves, rel=0.01)
     assert advice.amounts["kwh"] == pytest.approx(0.9 * hours * advice.saves, rel=0.01)
+
+
+def test_what_the_verdict_says_to_try_is_not_said_twice() -> None:
+    summary = summarise(journal(data=0.5))
+    verdict, advice = (next(line for line in report_lines(summary) if line.startswith(word))
+                       for word in ("verdict", "advice"))  # fmt: skip
+    assert summary.bound and f"try: {summary.bound.advice}" in verdict
+    assert "the verdict's remedy (saves" in advice and "try: " not in advice
+    assert summary.bound.advice in render_html(summary), "the page has it beside the advice"
 
 
 def test_a_smaller_device_where_memory_stands_empty() -> None:

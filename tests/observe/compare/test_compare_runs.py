@@ -141,7 +141,8 @@ def test_what_differs_is_named_and_nothing_else(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     a = run(tmp_path, "a", 1)
     empty = journals.write(tmp_path / "empty", journals.complete()[:2])
-    for paths, words in (([a], "1 run to compare"), ([a, tmp_path], "not a run"), ([a, empty], "no step")):
+    for paths, words in (([a], "1 run to compare"), ([a, tmp_path], "not a run"), ([a, empty], "no step"),
+                         ([a, tmp_path / "x" / ".." / a.name], "named twice")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             compare_runs(paths)
     bad = journals.write(tmp_path / "bad", journals.failed())

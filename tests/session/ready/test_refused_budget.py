@@ -99,5 +99,10 @@ def test_a_plan_ends_as_training_would(tmp_path: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr()
     assert "s/step" in told.out and "is beyond the budget" in told.err, "the plan is shown all the same"
     assert main([*small, "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["exit_code"] == 3
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["exit_code"] == 3 and found["plan_text"] and found["forecast"]["usd"]["value"] > 0.01
+    assert "is beyond the budget" in found["budget_error"]["what"] and "is beyond the budget" in told.err
+    assert main([*plain, "--set", "run.budget.usd=1000000", "--json"]) == 0
+    assert "budget_error" not in json.loads(capsys.readouterr().out)
     assert main([*plain, "--set", "run.budget.kg_co2e=1", "--set", "cluster.region=none"]) == 2

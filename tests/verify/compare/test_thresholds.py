@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from test_whole_batch import checked, classifier, logits_of, task_of
 from torch import Tensor, nn
 
+from paceline.spec.proof.records import PartProof, Proof
 from paceline.units import Amount
+from paceline.verify.process.start import verify_text
+from paceline.verify.reached.thresholds import ThresholdsSeen
 
 
 def _losses(model: nn.Module, batch: Any) -> Tensor:
@@ -93,5 +96,24 @@ def test_a_threshold_that_the_start_does_not_reach_is_looked_for(objective: Any,
     assert found.equal is not bool(way)
     untried = [place for place in found.not_tried if objective is out_of_reach]
     assert found.equal is False or (len(found.not_tried), len(untried)) in ((0, 0), (1, 1)), found.not_tried
-    assert all(place.startswith("test_thresholds.py:") and "never" in place for place in untried)
-    assert first is None or f"on weights that {way}" in first.likely
+    assert all(place.startswith("test_thresholds.py:") and "(clamp never acted)" in place for place in untried)
+    assert first is None or f"on weights that {way} the gradient have moved" in first.likely
+
+
+def _three_with_one_side() -> Tensor:
+    both = (torch.ones(2) >= 0) & (torch.zeros(2) >= 0)
+    return both.float().clamp(max=9.0)
+
+
+def test_thresholds_with_one_side_are_told_in_few_words() -> None:
+    """`numbers had one side alone: a.py:1 (ge always), a.py:1 (ge always)` said little, and that at length."""
+    with ThresholdsSeen() as seen:
+        _three_with_one_side()
+    here = [place.removeprefix("test_thresholds.py:").partition(" ")[2] for place in seen.one_sided()]
+    assert here == ["(>= always true)", "(clamp never acted)"], "alike ones once"
+    places = tuple(f"losses.py:{line} (>= always true)" for line in range(5))
+    part = PartProof("whole batch", "whole batch", "dp_replicate=2", "fp64", equal=True, seconds=1.0, left_out="",
+                     ill_conditioned=None, steps=1, not_tried=places)  # fmt: skip
+    proof = Proof("dp_replicate=2", True, "equal", 1.0, 2, parts=(part, part), differences={"whole batch": 0.0})
+    told = verify_text(proof)
+    assert told.count("losses.py") == 2 and told.count("and 3 more") == 1 and "the other side of losses.py:0" in told

@@ -361,7 +361,7 @@ def test_later_weights_of_a_large_program_are_looked_at_where_some_sleep(monkeyp
     monkeypatch.setattr(sys.modules[cuts.__module__], "FAR_SECONDS", 1e-6)
     found = checked(task_of(FromItsReference, above_the_mean))
     assert found.equal, "no gradient of it is zero: a larger look"
-    assert len(found.not_tried) == 1 and "(clamp never)" in found.not_tried[0]
+    assert len(found.not_tried) == 1 and "(clamp never acted)" in found.not_tried[0]
 
 
 MASKED_MOE = ModelSpec(

@@ -26,7 +26,7 @@ from paceline.units import Amount
 from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.low.low import _meaning, low
 from paceline.verify.low.watch import wrong_at
-from paceline.verify.process.start import verify_spec, verify_text
+from paceline.verify.process.start import failure_of, verify_spec, verify_text
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": VOCAB}
 DENSE = decoder_task(model=ModelSpec("llama-1m", **SMALL), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
@@ -270,6 +270,20 @@ def test_what_a_difference_means_does_not_depend_on_how_its_name_is_worded() -> 
             wrong = wrong_at("decision" if kind == "choice" else "dtype", words, 1, 0, kind)  # type: ignore[arg-type]
             assert _meaning(wrong).family == family
             assert "kind" not in vars(told(wrong, [wrong], _meaning(wrong))), "the family says so"
+
+
+def test_who_has_no_spec_file_is_told_what_to_call() -> None:
+    """A script that was refused was told to try `paceline verify SPEC`, and `--no-verify`, neither of which it has."""
+    first = told(wrong := wrong_at("dtype", "w", 1, 0), [wrong], Diagnosis("other format", ""))
+    proof = Proof("dp_shard=2 tp=2", False, "unequal", 1.0, 2, first_difference=first)
+    assert failure_of(proof, "my.toml").try_ == (
+        "paceline verify my.toml --layout dp_shard=2,tp=2 --json for every quantity; --no-verify trains all the same"
+    )
+    assert failure_of(proof, "").try_ == (
+        "paceline.verify(task, layout='dp_shard=2,tp=2') for every quantity; verify=False trains all the same"
+    )
+    alone = dataclasses.replace(proof, layout="single device")
+    assert "--layout" not in failure_of(alone, "my.toml").try_ and "layout" not in failure_of(alone, "").try_
 
 
 def test_what_has_no_size_is_told_without_one() -> None:

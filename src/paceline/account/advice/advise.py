@@ -39,12 +39,13 @@ def advice_on(
     return tuple(sorted(told, key=lambda each: (-each.saves, SURE.index(each.sure))))
 
 
-def advice_line(advice: CostAdvice) -> str:
-    """Return a piece of advice in one line: what, how much, how sure."""
+def advice_line(advice: CostAdvice, said: str = "") -> str:
+    """Return a piece of advice in one line: what, how much, how sure. What to try is left out where it is `said`."""
     usd, carbon = advice.amounts.get("usd"), advice.amounts.get("carbon_kg")
     amount = f", ${format_count(usd)}" if usd else f", {carbon:.3g} kg CO2e" if carbon and advice.of == "carbon" else ""
     what = "of the carbon" if advice.of == "carbon" else "of the cost"
-    return f"{advice.text}; try: {advice.try_} (saves {advice.saves:.0%} {what}{amount}; {advice.sure})"
+    fix = "the verdict's remedy" if advice.try_ == said else f"try: {advice.try_}"
+    return f"{advice.text}; {fix} (saves {advice.saves:.0%} {what}{amount}; {advice.sure})"
 
 
 def _with_amounts(advice: CostAdvice, evidence: AdviceEvidence) -> CostAdvice:

@@ -83,6 +83,8 @@ SHAPES: dict[str, dict[str, str]] = {
         "batch_samples": "samples in one update",
         "steps": "updates until the task is complete",
         "spec": "the tables `task`, `cluster`, `plan` and `run` with every default filled in",
+        "budget_error?": "of a plan that `train` refuses for its budget: `error`, `what`, `because`, `try` and"
+        " `exit_code`, which is the command's",
         "alternatives?": "with `--explain` the best plan on the other side of every choice",
         "sensitivity?": "with `--explain` what would change the choice",
         "profile?": "with `--all` the model as a chain of blocks",
@@ -105,6 +107,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "batch_samples": "samples in one update",
         "steps": "updates until the task is complete",
         "spec": "as of `paceline plan`",
+        "budget_error?": "as of `paceline plan`",
     },
     PROVENANCE: {"spec": "as of `paceline plan`", "provenance": "where each value is from"},
     MODELS: {"models": "named sizes: their shape and `parameters`"},

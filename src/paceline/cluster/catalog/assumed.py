@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from paceline.spec.cluster import Device, Figure, Link
@@ -50,22 +51,28 @@ def unknown_gpu(reported: str) -> Device:
     )
 
 
-def assumed_cpu(name: str, threads: int, memory_bytes: Figure) -> Device:
-    """Return the Device of `threads` cores nobody has probed; its rates are assumed."""
-    note = f"{threads} threads; not probed: `paceline probe` measures it"
+def assumed_cpu(name: str, threads: int, memory_bytes: Figure, core_share: float = 1.0) -> Device:
+    """Return the Device of so many threads that nobody has probed; its rates are assumed.
+
+    `core_share` is the part of a core that each has while all devices compute: rates are those of what it has.
+    """
+    cores, launch = threads * core_share, CPU_LAUNCH_SECONDS
+    shared = "" if core_share == 1 else f" on {cores:.3g} core(s)"
+    note = f"{threads} threads{shared}; not probed: `paceline probe` measures it"
     return Device(
         name=name,
         kind="cpu",
         memory_bytes=memory_bytes,
-        memory_bytes_per_second=Figure(threads * CPU_MEMORY_BYTES_PER_SECOND_PER_CORE, "assumed", note),
+        memory_bytes_per_second=Figure(cores * CPU_MEMORY_BYTES_PER_SECOND_PER_CORE, "assumed", note),
         matmul_flops={
-            "fp32": ((0, threads * CPU_FP32_FLOPS_PER_CORE),),
-            "bf16": ((0, threads * CPU_BF16_FLOPS_PER_CORE),),
-            "fp64": ((0, threads * CPU_FP64_FLOPS_PER_CORE),),
+            "fp32": ((0, cores * CPU_FP32_FLOPS_PER_CORE),),
+            "bf16": ((0, cores * CPU_BF16_FLOPS_PER_CORE),),
+            "fp64": ((0, cores * CPU_FP64_FLOPS_PER_CORE),),
         },
         matmul_source="assumed",
         peak_flops={},
-        launch_seconds=CPU_LAUNCH_SECONDS,
+        launch_seconds=dataclasses.replace(launch, value=launch.value / core_share),
         runtime_bytes=CPU_RUNTIME_BYTES,
         threads=threads,
+        core_share=core_share,
     )

@@ -85,7 +85,7 @@ class ComparedFigure:
         percent = "" if self.relative is None else f" ({self.relative:+.1%})"
         sign = "+" if self.difference >= 0 else ""
         words = f"{self.run} against {self.against}: {sign}{_amount(self.difference, unit)}{noise}{percent}"
-        if self.sure is None and not self.difference:
+        if not self.difference and not self.plus_minus:
             return f"{self.run} against {self.against}: equal"
         if self.sure is None:
             return f"{words}; its noise is not known"
@@ -132,8 +132,11 @@ class _Taken:
 
 def compare_runs(paths: Sequence[Path]) -> RunComparison:
     """Return the comparison of runs' directories. Raises ConfigError for one that is none, and for less than two."""
-    live = []
+    live, named = [], set[Path]()
     for path in paths:
+        if path.resolve() in named:
+            raise ConfigError(f"{path} is named twice", "a run differs from itself in nothing", "name each run once")
+        named.add(path.resolve())
         if not is_run(path):
             raise ConfigError(f"{path} is not a run's directory", "it has no folder `journal`", "paceline compare A B")
         run = LiveRun(path)

@@ -82,7 +82,7 @@ def _prove(planned: Planned, standby: StartsApart | None) -> VerifyRecord:
 
     proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned), standby=standby)
     if not proof.equal:
-        raise failure_of(proof)
+        raise failure_of(proof, str(planned.spec.path or ""))
     return VerifyRecord(
         equal=True,
         verdict=proof.verdict or "",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.durable import make_folder, publish
 from paceline.errors import ConfigError, StorageError
-from paceline.session.verbs.weights import Chosen, choose_checkpoint, write_weights
+from paceline.session.verbs.weights import Chosen, check_folder_name, choose_checkpoint, write_weights
 from paceline.spec.layout import Layout
 from paceline.spec.plan import plan_from_dict
 from paceline.spec.run_files import checkpoints_folder
@@ -179,6 +179,7 @@ def convert(source: Path, out: Path, to: str, step: int | None = None, prefix: s
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' is there already", "a conversion writes a new folder", "another OUT")
+    check_folder_name(out)
     if to == "safetensors":
         return _from_distributed(source, out, prefix)
     if prefix:
@@ -190,7 +191,10 @@ def convert(source: Path, out: Path, to: str, step: int | None = None, prefix: s
     manifest = verify_checkpoint(path)
     if to == "weights":
         run_dir = path.parent.parent
-        return Converted(path, out, tuple(write_weights(run_dir, Chosen(path, manifest, ()), out)[1]), ())
+        written = write_weights(run_dir, Chosen(path, manifest, ()), out)[1]
+        return Converted(
+            path, out, tuple(written), ("all but weights: the optimizer's state, progress, spec and plan",)
+        )
     kinds = IndexReader(path, manifest).kinds
     if out.is_dir():
         out.rmdir()

@@ -47,7 +47,7 @@ class Verification:
         """
         for proof in self.unequal:
             if proof.first_difference:
-                return failure_of(proof)
+                return failure_of(proof, spec)
         for proof in self.unequal:
             name = proof.layout
             alone = f"paceline verify {spec} --layout {name.replace(' ', ',')}"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.checkpoint import Manifest
 
 BEST = "best"  # in the place of a step: that of the best evaluation
+FILE_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # of one file, where a folder is written
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,19 @@ def export_run(run_dir: Path, out: Path, step: int | str | None = None, *, merge
             f"cannot export weights to {out}", "it is a run's directory, among whose files they would lie",
             f"a folder of their own, such as {out.resolve().name}-weights",
         )  # fmt: skip
+    check_folder_name(out)
     chosen = choose_checkpoint(run_dir, step)
     kind, files = write_weights(run_dir, chosen, out, merge=merge)
     size = sum(file.stat().st_size for file in files)
     architecture = str(read_config(out)["architectures"][0]) if kind == "huggingface" else ""
     return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
+
+
+def check_folder_name(out: Path) -> None:
+    """Raise ConfigError where the name of a new folder is that of a file, which whoever gave it will look for."""
+    if out.suffix.lower() in FILE_ENDINGS and not out.is_dir():
+        what = f"'{out}' has the name of a file"
+        raise ConfigError(what, "a folder is written, with model.safetensors in it", f"'{out.with_suffix('')}'")
 
 
 def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:

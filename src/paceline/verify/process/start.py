@@ -39,7 +39,7 @@ from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
-SHOWN = 3  # thresholds that were not reached
+SHOWN = 2  # thresholds that no number crossed
 ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
@@ -302,6 +302,16 @@ def verify_text(result: Proof) -> str:
     )
 
 
+def _more_of(layout: str, spec: str) -> str:
+    """Return what tells more of a layout that is not equal, and what trains all the same."""
+    named = "" if layout == ONE_DEVICE else layout.replace(" ", ",")
+    if not spec:
+        asked = f", layout='{named}'" if named else ""
+        return f"paceline.verify(task{asked}) for every quantity; verify=False trains all the same"
+    asked = f" --layout {named}" if named else ""
+    return f"paceline verify {spec}{asked} --json for every quantity; --no-verify trains all the same"
+
+
 def _of_copies(result: Proof) -> str:
     """Return what the proof says of copies that are not summed exactly in every step; empty for others."""
     if not result.sync:
@@ -310,10 +320,10 @@ def _of_copies(result: Proof) -> str:
 
 
 def _not_tried(result: Proof) -> str:
-    """Return the first thresholds of the user's code that no number of the proof was beyond; empty where all were."""
-    found = [place for part in result.parts for place in part.not_tried]
+    """Return the first thresholds of the user's code that no number of the proof crossed; empty where all were."""
+    found = list(dict.fromkeys(place for part in result.parts for place in part.not_tried))  # alike in several parts
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"; not tried, as numbers had one side alone: {', '.join(found[:SHOWN])}{more}" if found else ""
+    return f"; never tried: the other side of {', '.join(found[:SHOWN])}{more}" if found else ""
 
 
 def _sizes(worst: Mapping[str, float]) -> str:
@@ -329,8 +339,11 @@ def _ran_as(layout: str, ran_as: str | None) -> str:
     return "" if ran_as in (layout, None) else f", ran as {ran_as}"
 
 
-def failure_of(result: Proof) -> VerificationFailed:
-    """Return the error for a layout that is not equal to one device."""
+def failure_of(result: Proof, spec: str) -> VerificationFailed:
+    """Return the error for a layout that is not equal to one device.
+
+    `spec` is the spec file in the command that it suggests; "" of a task that was made in Python.
+    """
     first = result.first_difference
     assert first is not None
     cut = result.layout == ONE_DEVICE and first.quantity == "whole batch"
@@ -339,5 +352,5 @@ def failure_of(result: Proof) -> VerificationFailed:
         if cut
         else f"layout {result.layout} does not compute the numbers of one device",
         f"{verify_text(result)}; likely cause ({first.family}): {first.likely}",
-        "paceline verify SPEC --json for every quantity; --no-verify trains all the same",
+        _more_of(result.layout, spec),
     )

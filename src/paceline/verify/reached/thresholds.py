@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.task.own_code import OURS, is_installed
 
-COMPARISONS = ("lt", "le", "gt", "ge")
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
 NUMBER = "_local_scalar_dense"  # what item(), float(), int() and bool() of a tensor ask for
 ARRAYS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)  # which ask for no operator
@@ -45,12 +45,13 @@ class ThresholdsSeen(TorchDispatchMode):
         return bool(self._sides) or self._gives_numbers
 
     def one_sided(self) -> list[str]:
-        """Return the thresholds that have one side alone, such as `losses.py:12 (gt always)`."""
-        return [
-            f"{Path(file).name}:{line} ({operator} {'always' if True in sides else 'never'})"
+        """Return the thresholds that have one side alone, such as `losses.py:12 (> always true)`, alike ones once."""
+        told = [
+            f"{Path(file).name}:{line} ({_said(operator, True in sides)})"
             for (file, line, _, operator), sides in self._sides.items()
             if len(sides) == 1
         ]
+        return list(dict.fromkeys(told))  # a line may have several
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -106,3 +107,9 @@ class _ToPython(TorchFunctionMode):
         if func in ARRAYS:
             self._seen.look_at_number()
         return func(*args, **(kwargs or {}))
+
+
+def _said(operator: str, acted: bool) -> str:
+    """Return what an operator did each time: `> always true`, `clamp never acted`."""
+    how = "always" if acted else "never"
+    return f"{COMPARISONS[operator]} {how} true" if operator in COMPARISONS else f"{operator} {how} acted"

@@ -1,0 +1,105 @@
+"""Lines for a terminal are folded between words, below their first word; those for files and pipes stay whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import struct
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.said import folded, say_line
+
+PLAN = (
+    "         1.22 s/step ±16% · 0.56 GiB/device · 6m 06s · 2.03 Wh · price unknown   (best of 281 that fit: --explain)"
+)
+
+
+@contextlib.contextmanager
+def terminal(columns: int) -> Iterator[tuple[TextIO, int]]:
+    """Yield a terminal of so many columns, and the descriptor that reads what was printed on it."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123 (a descriptor)
+        yield stream, master
+    os.close(master)
+
+
+def printed(master: int) -> list[str]:
+    """Return the lines that a terminal has got; what was written to one lies in the kernel, all of it."""
+    os.set_blocking(master, False)
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(master, 1 << 16):
+            found += piece
+    return found.decode().splitlines()
+
+
+@pytest.mark.parametrize("columns", [40, 79, 80, 200])
+@pytest.mark.parametrize("line", [PLAN, "verify   " + "equal to one device " * 9, "error: " + "no words " * 30])
+def test_a_line_is_folded_to_the_terminal_and_loses_nothing(line: str, columns: int) -> None:
+    with terminal(columns) as (stream, _):
+        lines = folded(line, stream).split("\n")
+        assert all(len(each) <= columns for each in lines)
+        assert " ".join(lines).split() == line.split()
+        first = 0 if line.startswith("error") else 9
+        assert all(each[:first].isspace() and each[first] != " " for each in lines[1:] if first)
+        assert (len(lines) == 1) is (len(line) <= columns)
+
+
+def test_a_word_that_is_longer_than_the_terminal_stays_whole() -> None:
+    path = "/a" * 60
+    with terminal(80) as (stream, _):
+        assert path in folded(f"report   {path}  forecast vs measured: time -5.1%", stream).split()
+
+
+def test_a_command_can_be_copied() -> None:
+    command = f"      paceline plan spec.toml {'--set plan.zero=2 ' * 9}".rstrip()
+    with terminal(80) as (stream, _):
+        assert folded(command, stream) == command
+
+
+def test_nothing_is_folded_for_a_file_a_pipe_or_a_terminal_without_width() -> None:
+    assert folded(PLAN, io.StringIO()) == PLAN
+    for columns in (0, 20):
+        with terminal(columns) as (stream, _):
+            assert folded(PLAN, stream) == PLAN
+    read, write = os.pipe()
+    with open(read, encoding="utf-8") as reader, open(write, "w", encoding="utf-8") as writer:  # noqa: PTH123 (descriptors)
+        say_line(PLAN, writer)
+        assert reader.readline() == f"{PLAN}\n"
+
+
+def test_a_plan_is_read_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut at column 80 in the middle of words, by the terminal."""
+    with terminal(80) as (stream, master):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert main(["plan", "--set", "cluster.probe=false"]) == 0
+        told = printed(master)
+    assert any(line.startswith("plan ") for line in told) and all(len(line) <= 80 for line in told)
+
+
+def test_a_report_is_read_on_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdict says what to try, at length."""
+    lines = [{"kind": "run_started", "time": 0.0, "attempt": 1, "step": 0, "world_size": 1}]
+    lines += [{"kind": "step", "time": at + 1.0, "step": at, "loss": 2.0, "weight": 1.0,
+               "seconds": {"total": 1.0, "data": 0.9, "forward_backward": 0.1}} for at in range(1, 40)]  # fmt: skip
+    lines.append({"kind": "run_ended", "time": 40.0, "status": "complete", "exit_code": 0, "step": 39})
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with terminal(80) as (stream, master):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert main(["report", str(tmp_path)]) == 0
+        told = printed(master)
+    path = str(tmp_path / "report.html")  # is one word, however long
+    assert any(line.startswith("verdict  data-bound") for line in told)
+    assert all(len(line) <= 80 or path in line for line in told)
