@@ -177,8 +177,8 @@ TORCHTITAN = Software(
     splits_root=True,
     logit_share=EAGER_LOGITS,
     fuses_compiled=True,
-    # Norms by `SequenceParallel` and products whose results stay DTensors (`use_local_output=False`): from memory of its
-    # models' parallelize.py.
+    # Norms by `SequenceParallel`, and products whose results stay DTensors (`use_local_output=False`): from memory of
+    # its models' parallelize.py.
     splits_by_dtensor=True,
     gathers_fp8=True,
     recipe="tensorwise",

@@ -34,9 +34,9 @@ SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
 # `stage_backward_weight` of torch/distributed/pipelining/_backward.py). Measured on one core, on 8 tokens, where
 # nothing else takes time: decoder blocks 1.9 and 2.5, encoder blocks 3.4 (2026-11-29, torch 2.13, an Intel Xeon).
 SPLIT_STARTS = 2.5
-# Of an operator on torch's DTensors, which Python sends to each rank's part, beside its own start: in 2023 a product took
+# Of an operator on torch's DTensors, which Python takes to a rank's own part, beside its start: in 2023 a product took
 # 0.34 ms so (pytorch/pytorch pull request 107305). 0.1 ms is what uncompiled torchtitan with tensor ranks is left with:
-# 13 ms a layer in four passes of 30 to 34 operators, on A100s and on MI355X alike (rows of the ninth and eleventh round).
+# 13 ms a layer in four passes of 30 to 34 operators, on A100 and on MI355X alike (rounds nine and eleven).
 DISPATCH_SECONDS = 1e-4
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
@@ -161,6 +161,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
         seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    slower = _dispatch_seconds(sheet)
     known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
     weak = max(known, SOURCES.index("assumed"))
     return Component(
@@ -170,7 +171,8 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         np.where((selective > 0) | (awaited > 0), weak, known),
         lambda i: (
             f"{sheet.passes_made[i]:g} micro-batches x ({starts.passes[i]:g} x {operators[i]:.0f} + {again[i]:.0f}) "
-            f"operators x launch time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
+            f"operators x launch time{' on DTensors' if slower[i] else ''}{note}"
+            f"{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
         ),
         "host and device in parallel",
         clock="forward_backward",
@@ -219,7 +221,7 @@ def host_starts(sheet: Sheet) -> HostStarts:
 
 
 def _dispatch_seconds(sheet: Sheet) -> Floats:
-    """Return what the start of an operator takes longer where tensor ranks split it by DTensor, and nothing is compiled.
+    """Return what an operator's start takes longer where tensor ranks have it on DTensors, and nothing is compiled.
 
     Example: 33 operators, twice as many as fused ones, in four passes take 13 ms a layer.
     """
