@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from backtest_examples import LLAMA, case_of, cells_of, reason_of, write_table
 
@@ -15,9 +17,10 @@ from paceline.backtest.price import software_of
 from paceline.backtest.shape import shape_of
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost import pricing
+from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.programs.known import EAGER_LOGITS, program_of
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.cost.time.compute import optimizer_component
+from paceline.plan.cost.time.compute import host_starts, launch_component, optimizer_component
 
 EIGHT = replace(
     LLAMA, model="llama3-8b", ffn_hidden=14336, kv_heads=8, vocab=128256, seq_len=8192, accelerator="H100-80GB",
@@ -292,3 +295,52 @@ def test_gpt2_by_transformers_computes_its_activation_in_pieces(changes: dict[st
     """Its configuration's `gelu_new` is eight operators, which a compiler or a fused kernel makes one of."""
     shape, _ = shape_of(replace(GPT2, **changes))  # type: ignore[arg-type]
     assert shape is not None and shape.gelu_in_pieces is in_pieces
+
+
+LLAMA_BY_ENGINE = replace(LLAMA, model="qwen-1.8b", program="deepspeed", notes="", compile=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_pieces"),
+    [
+        ({}, True),
+        ({"compile": None}, True),
+        ({"program": "accelerate"}, True),
+        ({"program": "pytorch-fsdp2", "notes": "FSDP2 on modules of transformers"}, True),
+        ({"compile": 1}, False),
+        ({"program": "pytorch-fsdp2"}, False),
+        ({"program": "megatron-deepspeed"}, False),
+        ({"arch": "gpt"}, False),
+    ],
+)
+def test_a_llama_by_deepspeed_is_of_transformers_and_has_norms_in_pieces(
+    changes: dict[str, object], in_pieces: bool
+) -> None:
+    """Eleven rounds had 5.5 ms a layer and micro-batch for a Qwen of 1.8 billion that took 11 whatever its length."""
+    shape, _ = shape_of(replace(LLAMA_BY_ENGINE, **changes))  # type: ignore[arg-type]
+    assert shape is not None and shape.norms_in_pieces is in_pieces
+
+
+@pytest.mark.parametrize(("told", "fused"), [(0, False), (1, True), (None, True)])
+def test_fsdp_of_a_row_that_was_not_compiled_has_separate_kernels(told: int | None, fused: bool) -> None:
+    assert software_of(case_of(program="pytorch-fsdp1", compile=told)).fused is fused
+
+
+def test_uncompiled_tensor_ranks_of_torchtitan_start_operators_on_dtensors() -> None:
+    """A layer of 15 operators, 1.99 times as many apart, takes the host 0.1 ms more for each in four passes."""
+    row = replace(LLAMA, program="torchtitan", tp=8, dp=1, global_batch=2, recompute="full", seq_len=128)
+
+    def launches(**changes: Any) -> float:
+        case = case_of(row, **changes)
+        context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+        sheet = context.sheet(case.plans[0])
+        assert ("on DTensors" in launch_component(sheet, np.zeros(1)).text(0)) is (changes == {"compile": 0})
+        return float(host_starts(sheet).seconds[0])
+
+    compiled = launches(compile=1)
+    assert launches(compile=0, program="pytorch-fsdp2") == launches(compile=None, program="pytorch-fsdp2")
+    own, layers, ends = launches(compile=0, program="pytorch-fsdp2"), 32, 3 * (1 + 1 + 6) + 2 * (1 + 1)
+    tensor = 4 * 2 + 4  # a layer's four collectives in forward and backward, two for each, and once in recompute
+    each = 4 * 15 * read_constants().unfused_launches + tensor
+    assert launches(compile=0) == pytest.approx(own + 1e-4 * (layers * each + ends), rel=1e-6)
+    assert compiled < own

@@ -144,6 +144,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
+    if found.fuses_unless_told and case.row.compile == 0:
+        found = replace(found, fused=False)
     # torchtitan has had mixtures since 2025, when what it compiles is "model" and "loss" (`components` of `Compile` in
     # its config/job_config.py, from memory): logits and their gradients in bf16.
     if found.name == TORCHTITAN.name and case.row.experts and case.plans[0].compile:

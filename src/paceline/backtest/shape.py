@@ -173,7 +173,7 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         shape = replace(
             shape, selective_products=program.selective_products, selective_experts=program.selective_grouped
         )
-    shape = replace(shape, gelu_in_pieces=_has_gelu_in_pieces(row))
+    shape = replace(shape, gelu_in_pieces=_has_gelu_in_pieces(row), norms_in_pieces=_has_norms_in_pieces(row, shape))
     of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
     return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
 
@@ -189,6 +189,18 @@ def _has_gelu_in_pieces(row: StepRow) -> bool:
     is_module = is_around_transformers(row.program) or OF_TRANSFORMERS.search(notes)
     named = row.arch == "gpt" and is_module and NEW_GELU.match(row.model.lower())
     return bool(named or SAID_IN_PIECES.search(notes))
+
+
+def _has_norms_in_pieces(row: StepRow, shape: TransformerShape) -> bool:
+    """Return whether a row's model is a Llama of Transformers that was not compiled: norms an operator after the other.
+
+    DeepSpeed's own engine takes a module as it is, and who gives it a Llama has it from there, unless notes tell of
+    others. Example: a Qwen3 by Accelerate is, a GPT by the same has norms of torch.
+    """
+    is_llama = shape.gated and not shape.layer_norm and shape.positions == "rotary"
+    is_module = is_around_transformers(row.program) or OF_TRANSFORMERS.search(row.notes.lower())
+    by_engine = program_of(row.program, row.zero_stage)[0].takes_modules
+    return bool(is_llama and not row.compile and (is_module or by_engine))
 
 
 def _noted_unfused(row: StepRow) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -105,6 +106,52 @@ def test_an_activation_in_pieces_moves_and_keeps_what_torch_does_in_both_of_its_
         y = new_gelu(half, half.float())
     assert y.dtype == torch.float32 and half.data_ptr() not in kept and sum(kept.values()) == 14 * count
     assert 2 * (pieces.saved_elements - plain.saved_elements) == (14 - 2) * values
+
+
+STARTS_NOTHING = ("_unsafe_view", "empty", "detach", "lift_fresh")
+
+
+def _started_in_a_layer(transformers: ModuleType, name: str) -> int:
+    """Return the operators that write something in both passes of a layer under autocast, gradients added up."""
+    counts = []
+    for layers in (1, 2):
+        config = getattr(transformers, f"{name}Config")(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, vocab_size=64,
+        )  # fmt: skip
+        model, tokens = getattr(transformers, f"{name}ForCausalLM")(config), torch.arange(16)[None]
+        with torch.autocast("cpu", torch.bfloat16):
+            model(input_ids=tokens, labels=tokens).loss.backward()
+        with Started() as both:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+        counts.append(both.operators)
+    return counts[1] - counts[0]
+
+
+class Started(TorchDispatchMode):
+    """Counts operators that write something."""
+
+    operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.name().split("::")[1]
+        self.operators += not func.is_view and not name.startswith(STARTS_NOTHING)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "head_norm", "fused"), [("Llama", False, 15), ("Qwen3", True, 17)])
+def test_a_llama_of_transformers_starts_as_many_operators_as_its_modules_do(
+    name: str, head_norm: bool, fused: int
+) -> None:
+    """Twice those of fused kernels, as `unfused_launches` has it, are 90 where a layer of Llama starts 152."""
+    transformers = pytest.importorskip("transformers")
+    plain = TransformerShape("llama", 2, 32, 64, 4, 2, 8, 64, 16, **MODERN, head_norm=head_norm)
+    modules = replace(plain, norms_in_pieces=True).profile().blocks[1]
+    assert plain.profile().blocks[1].operators == fused
+    assert 3 * 2 * modules.operators == pytest.approx(_started_in_a_layer(transformers, name), rel=0.05)
+    assert modules.moved_elements == plain.profile().blocks[1].moved_elements
 
 
 def test_a_layer_keeps_the_bytes_of_korthikanti() -> None:

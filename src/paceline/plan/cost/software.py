@@ -41,6 +41,9 @@ class Software:
     selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
+    fuses_unless_told: bool = False  # whether they are but in rows that say that nothing was compiled
+    takes_modules: bool = False  # whether models are modules of Transformers, where they are Llamas
+    splits_by_dtensor: bool = False  # whether operators of tensor ranks are on DTensors, unless compiled
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8
     recipe: str = ""  # of fp8, a name of plan/cost/programs/low.py
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again

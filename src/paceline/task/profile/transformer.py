@@ -25,6 +25,11 @@ NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3,
 # what one kernel keeps are the tanh and both factors of the last product, and under autocast, where `pow` and all after
 # it are in fp32 (torch's page of torch.amp has the list), 6 elements of 2 bytes in place of 3. Launched are 19 for 2.
 PIECES_MOVES, PIECES_KEPT, PIECES_OPERATORS = (18 + 28) / 3, 6, 6
+# What Llama's modules of Transformers start beyond twice what fused kernels are, in each of three passes. Counted by a
+# dispatcher's mode, torch 2.13, Transformers 5.23, under autocast to bf16 with gradients that are added up: a layer of
+# Llama starts 52 operators that write something in the forward pass and 100 in the backward pass, where two for each of
+# 15 are 90 in three passes; a layer of Qwen3, whose queries and keys are normalised, 68 and 132, where 17 are 102.
+MODULE_OPERATORS, MODULE_NORM_OPERATORS = 10, 6
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
@@ -87,6 +92,7 @@ class TransformerShape:
     full_every: int = 0  # of layers with a window, every so many-th attends to all; 0: none
     head_norm: bool = False  # whether queries and keys are normalised
     gelu_in_pieces: bool = False  # whether GELU's tanh form is an operator after the other, trained under autocast
+    norms_in_pieces: bool = False  # whether norms and rotary positions are, and weights are cast by autocast
 
     def profile(self) -> ModelProfile:
         """Return the profile: embedding, layers, final norm, head with its loss."""
@@ -218,7 +224,8 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         + 4
         + (2 if shape.flash else 5)
         + (2 if attention.normed else 0)
-        + PIECES_OPERATORS * shape.gelu_in_pieces,
+        + PIECES_OPERATORS * shape.gelu_in_pieces
+        + (MODULE_OPERATORS + MODULE_NORM_OPERATORS * bool(attention.normed)) * shape.norms_in_pieces,
         matmul_width=_width(products),
         recomputable=True,
         kv_elements=float(seq * narrow),

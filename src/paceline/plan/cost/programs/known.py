@@ -132,6 +132,7 @@ DEEPSPEED = replace(
     reduces_once=False,
     reduce_bytes=2,
     fused=False,
+    takes_modules=True,
     classes=(1, 2, 3),
     logit_share=0.0,
 )
@@ -153,7 +154,9 @@ NANOTRON = Software(
 # `apply_activation_checkpointing` takes whole modules: what fms-fsdp calls `selective_checkpointing` is the part of the
 # blocks that are computed again (fms_fsdp/config/training.py, read 2026-11-24).
 # Its fp8 is torchao's, whose `convert_to_float8_training` scales whole tensors unless it is told otherwise.
-FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise")
+FSDP = Software(
+    "PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise", fuses_unless_told=True
+)
 # Its benchmarks ran on torch 1.13, whose `checkpoint` ran the whole block again; torch stops early since 2.1.
 LLM_FOUNDRY = Software(
     "LLM Foundry", reduce_bytes=2, first_flash=True, stops_early=False, logit_share=FUSED_LOGITS, classes=(3,)
@@ -174,6 +177,9 @@ TORCHTITAN = Software(
     splits_root=True,
     logit_share=EAGER_LOGITS,
     fuses_compiled=True,
+    # Norms by `SequenceParallel`, and products whose results stay DTensors (`use_local_output=False`): from memory of
+    # its models' parallelize.py.
+    splits_by_dtensor=True,
     gathers_fp8=True,
     recipe="tensorwise",
     interleaved_stages=2,  # `stages_per_rank = 1 if is_single_stage_schedule else 2`: distributed/pipeline_parallel.py

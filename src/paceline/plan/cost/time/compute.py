@@ -34,6 +34,10 @@ SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
 # `stage_backward_weight` of torch/distributed/pipelining/_backward.py). Measured on one core, on 8 tokens, where
 # nothing else takes time: decoder blocks 1.9 and 2.5, encoder blocks 3.4 (2026-11-29, torch 2.13, an Intel Xeon).
 SPLIT_STARTS = 2.5
+# Of an operator on torch's DTensors, which Python takes to a rank's own part, beside its start: in 2023 a product took
+# 0.34 ms so (pytorch/pytorch pull request 107305). 0.1 ms is what uncompiled torchtitan with tensor ranks is left with:
+# 13 ms a layer in four passes of 30 to 34 operators, on A100 and on MI355X alike (rounds nine and eleven).
+DISPATCH_SECONDS = 1e-4
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
 ROUTED_STARTS = 16
@@ -157,6 +161,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
         seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    slower = _dispatch_seconds(sheet)
     known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
     weak = max(known, SOURCES.index("assumed"))
     return Component(
@@ -166,7 +171,8 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         np.where((selective > 0) | (awaited > 0), weak, known),
         lambda i: (
             f"{sheet.passes_made[i]:g} micro-batches x ({starts.passes[i]:g} x {operators[i]:.0f} + {again[i]:.0f}) "
-            f"operators x launch time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
+            f"operators x launch time{' on DTensors' if slower[i] else ''}{note}"
+            f"{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
         ),
         "host and device in parallel",
         clock="forward_backward",
@@ -202,7 +208,8 @@ def host_starts(sheet: Sheet) -> HostStarts:
     selective = sheet.over_modes(in_modes(started, "selective"))
     policy = 0.0 if software.selective_is_attention else SELECTIVE_SECONDS_PER_OPERATOR
     passes = 3 + np.where(columns.scheduled(*SPLIT_BACKWARD), SPLIT_STARTS, 0.0)
-    per_micro_batch = (passes[rows.plan] * operators + again) * launch.value + 2 * selective * policy
+    each = launch.value + _dispatch_seconds(sheet)[rows.plan]
+    per_micro_batch = (passes[rows.plan] * operators + again) * each + 2 * selective * policy
     if software.pipeline_waits:
         size, stride = columns.group("pp")
         waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.domain)
@@ -211,6 +218,15 @@ def host_starts(sheet: Sheet) -> HostStarts:
     # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
     at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
     return HostStarts(at, operators[at], passes, again[at], selective[at], sheet.passes_made * per_micro_batch[at])
+
+
+def _dispatch_seconds(sheet: Sheet) -> Floats:
+    """Return what an operator's start takes longer where tensor ranks have it on DTensors, and nothing is compiled.
+
+    Example: 33 operators, twice as many as fused ones, in four passes take 13 ms a layer.
+    """
+    eager = sheet.context.software.splits_by_dtensor and not sheet.columns.common.compile
+    return np.where((sheet.columns.tp > 1) & eager, DISPATCH_SECONDS, 0.0)
 
 
 def _routing_starts(sheet: Sheet, rows: Ints) -> Floats:
