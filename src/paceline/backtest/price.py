@@ -183,7 +183,7 @@ def alike_cases(cases: Sequence[Case]) -> list[Alike]:
     for place, case in enumerate(cases):
         first, software = case.plans[0], software_of(case)
         machine = (id(case.profile), id(case.cluster), case.batch_samples)
-        key = (*machine, software, first.precision, first.compile, first.offload)
+        key = (*machine, software, first.precision, first.compile, first.offload, first.frozen)
         found.setdefault(key, Alike(case, software, [])).places.append(place)
     return list(found.values())
 
@@ -207,11 +207,13 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
 
 
 def _by_offload(case: Case) -> list[Case]:
-    """Return a case for each way in which the case may have used host memory: a sheet holds plans of one way."""
-    ways = dict.fromkeys(plan.offload for plan in case.plans)
+    """Return a case for each way in which it may have used host memory, and spread frozen weights: a sheet has one."""
+    ways = dict.fromkeys((plan.offload, plan.frozen) for plan in case.plans)
     if len(ways) == 1:
         return [case]
-    return [replace(case, plans=tuple(plan for plan in case.plans if plan.offload == way)) for way in ways]
+    return [
+        replace(case, plans=tuple(plan for plan in case.plans if (plan.offload, plan.frozen) == way)) for way in ways
+    ]
 
 
 def _fastest(found: list[Priced | str]) -> Priced | str:

@@ -97,9 +97,9 @@ def components(peak: HeldAtPeak) -> list[Component]:
     if gathered_values(context.optimizer):
         idle = np.maximum(0.0, total([*short_lived, copies, in_turn]))
         held.append(gathered_memory(peak.plans, peak.parts, context.optimizer, idle))
-    flat = flat_bytes(peak.sheet, peak.plans, peak.local_parameters)
+    flat = flat_bytes(peak.sheet, peak.plans, peak.local_trained)
     if flat.any():
-        others = gradients.values - peak.compute * peak.local_parameters / peak.plans.held_degree
+        others = gradients.values - peak.compute * peak.local_trained / peak.plans.held_degree
         held.append(flat_gradients(flat, total(short_lived) + others))
         flat = flat - held[-1].values
     return [*held, *beside_tensors(peak, held, short_lived, flat + free)]
