@@ -362,3 +362,56 @@ def test_recompute_of_a_part_is_a_budget() -> None:
     chunks = {"pp": 8, "vpp": 2, "dp": 1, "zero_stage": "", "global_batch": 64}
     assert case_of(recompute="recompute_num_layers=1", **chunks).plans[0].recompute_budget == 0.5
     assert case_of(recompute="recompute_num_layers=2", **chunks).plans[0].recompute == "full"
+
+
+def held_by(**changes: object) -> dict[str, float]:
+    """Return the bytes of every component of the memory of the first plan of a row."""
+    case = case_of(**changes)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+    return {part.name: float(part.values[0]) for part in pricing.memory_components(context.sheet(case.plans[0]))}
+
+
+def test_a_model_that_is_trained_in_bf16_has_ten_bytes_a_weight_at_its_update() -> None:
+    """Weight, gradient, two moments, and the roots of the second ones: fms-acceleration's 67.46 GiB of 7.24e9."""
+    row = {"program": "trl", "n_devices": 1, "dp": 1, "zero_stage": "0", "global_batch": 1, "recompute": "full"}
+    narrow = held_by(notes="weights and moments in bf16", micro_batch=1, **row)
+    held = sum(narrow.values()) - narrow["runtime"] - narrow["allocator buffers"]
+    assert held == pytest.approx(10 * 6.738e9, rel=0.001)
+    assert "flat gradients" not in narrow
+    named = held_by(notes="weights and moments in bf16", micro_batch=1, **{**row, "program": "deepspeed"})
+    assert named["flat gradients"] > 0 and "roots" not in named, "its own optimizer makes them flat"
+
+
+@pytest.mark.parametrize(
+    ("zero", "notes", "program", "values"),
+    [
+        ("2", "overlap_comm, buckets of 5e8", "deepspeed", 1e9), ("2", "", "deepspeed", 5e8),
+        ("3", "overlap_comm", "deepspeed", 5e8), ("1", "", "deepspeed", 0), ("2", "", "transformers", 0),
+    ],
+)  # fmt: skip
+def test_deepspeed_sets_buckets_aside_whatever_the_size_of_a_model(
+    zero: str, notes: str, program: str, values: float
+) -> None:
+    """MiniTrainBench's model of 23 M weights holds 2.01 GiB by ZeRO-2 and 1.09 by ZeRO-3, on each of eight GPUs."""
+    row = {"n_devices": 8, "dp": 8, "global_batch": 8, "micro_batch": 1, "zero_stage": zero}
+    assert held_by(program=program, notes=notes, **row)["communication buffers"] == 2 * values
+
+
+def test_copies_of_torch_have_their_gradients_in_buckets_too() -> None:
+    """MiniTrainBench's models of 168 and 731 M weights hold 24.2 bytes a weight with DistributedDataParallel."""
+    row = {"n_devices": 8, "dp": 8, "global_batch": 8, "micro_batch": 1, "zero_stage": "0", "recompute": "full"}
+    held = held_by(program="ddp", **row)
+    assert held["communication buffers"] == pytest.approx(4 * 6.738e9, rel=0.001)
+    assert held["roots"] > 0
+    assert "roots" not in held_by(program="nanogpt", **row), "its AdamW is the fused one"
+
+
+def test_logits_of_liger_are_never_there_at_once() -> None:
+    row = {"program": "ms-swift", "zero_stage": "fsdp", "recompute": "full"}
+    names = ("activations", "transients")
+    with_it, without = (
+        [sum(held_by(notes=notes, vocab=vocab, **row)[name] for name in names) for vocab in (32_000, 256_000)]
+        for notes in ("packed, Liger kernels", "packed")
+    )
+    assert with_it[1] == pytest.approx(with_it[0], rel=0.01)
+    assert without[1] > 3 * without[0] > 3 * with_it[0]
