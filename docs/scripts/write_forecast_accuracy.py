@@ -82,16 +82,16 @@ DeepSeek's shape come out 30 to 50 % long, mostly by the all-to-all, of which th
 """
 
 # Said of rounds/blind_rows_12.csv, written down and committed on 2026-11-30 before it was scored.
-TWELFTH_ROUND = "\n" + (KEPT / "rounds" / "twelfth_round.txt").read_text("utf-8")
+TWELFTH_ROUND = "\n" + (KEPT / "rounds" / "told" / "twelfth_round.txt").read_text("utf-8")
 
 # Said of rounds/blind_rows_11.csv, written down and committed on 2026-11-29 before it was scored.
-ELEVENTH_ROUND = "\n" + (KEPT / "rounds" / "eleventh_round.txt").read_text("utf-8")
+ELEVENTH_ROUND = "\n" + (KEPT / "rounds" / "told" / "eleventh_round.txt").read_text("utf-8")
 
 # Said of rounds/blind_rows_10.csv, written down and committed on 2026-11-29 before it was scored.
-TENTH_ROUND = "\n" + (KEPT / "rounds" / "tenth_round.txt").read_text("utf-8")
+TENTH_ROUND = "\n" + (KEPT / "rounds" / "told" / "tenth_round.txt").read_text("utf-8")
 
 # Said of rounds/blind_rows_9.csv, written down and committed on 2026-11-28 before it was scored.
-NINTH_ROUND = "\n" + (KEPT / "rounds" / "ninth_round.txt").read_text("utf-8")
+NINTH_ROUND = "\n" + (KEPT / "rounds" / "told" / "ninth_round.txt").read_text("utf-8")
 
 # Said of rounds/blind_rows_8.csv, written down and committed on 2026-11-28 before it was scored.
 EIGHTH_ROUND = """
