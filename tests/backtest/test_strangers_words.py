@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from backtest_examples import LLAMA, case_of, cells_of, reason_of, write_table
@@ -364,7 +365,7 @@ def test_recompute_of_a_part_is_a_budget() -> None:
     assert case_of(recompute="recompute_num_layers=2", **chunks).plans[0].recompute == "full"
 
 
-def held_by(**changes: object) -> dict[str, float]:
+def held_by(**changes: Any) -> dict[str, float]:
     """Return the bytes of every component of the memory of the first plan of a row."""
     case = case_of(**changes)
     context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
