@@ -387,7 +387,8 @@ def test_a_model_that_is_trained_in_bf16_has_ten_bytes_a_weight_at_its_update() 
     ("zero", "notes", "program", "values"),
     [
         ("2", "overlap_comm, buckets of 5e8", "deepspeed", 1e9), ("2", "", "deepspeed", 5e8),
-        ("3", "overlap_comm", "deepspeed", 5e8), ("1", "", "deepspeed", 0), ("2", "", "transformers", 0),
+        ("3", "overlap_comm", "deepspeed", 5e8), ("1", "", "deepspeed", 5e8),
+        ("0", "", "deepspeed", 25 * 2**19), ("2", "", "transformers", 0),
     ],
 )  # fmt: skip
 def test_deepspeed_sets_buckets_aside_whatever_the_size_of_a_model(

@@ -139,7 +139,7 @@ def software_of(case: Case) -> Software:
     found = _with_narrow_state(found, case.row.notes.lower(), case.row.program.lower())
     if LIGER.search(case.row.notes.lower()) and case.row.hidden and case.row.vocab:
         found = replace(found, logit_share=case.row.hidden / case.row.vocab)
-    if found.fills_bucket and case.plans[0].zero == 2 and TWO_BUCKETS.search(case.row.notes.lower()):
+    if found.fills_bucket and case.plans[0].zero < 3 and TWO_BUCKETS.search(case.row.notes.lower()):
         found = replace(found, reduce_bucket=2 * found.reduce_bucket)
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)

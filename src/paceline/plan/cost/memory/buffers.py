@@ -64,7 +64,7 @@ def communication_buffers(peak: HeldAtPeak) -> Component:
     received = plans.accumulation * plans.virtual_stages
     if software.master_weights:  # gradients and weights lie where they are reduced and gathered
         held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
-    reduced = (plans.zero >= 2) & software.fills_bucket & (compute == 2) | keeps_narrow(peak.sheet)
+    reduced = (plans.state_degree > 1) & software.fills_bucket & (compute == 2) | keeps_narrow(peak.sheet)
     held = held + np.where(reduced, compute * software.reduce_bucket, 0.0)
     held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
     some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1) | reduced

@@ -125,8 +125,8 @@ MEGATRON_DEEPSPEED = replace(
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in
 # (`communication_data_type` of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module
-# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone. ZeRO-2 and 3 set the buffer aside before
-# they know how many gradients there are (`ipg_buffer` of stage_1_and_2.py, `__ipg_bucket_flat_buffer` of stage3.py).
+# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone. ZeRO sets the buffer aside before
+# it knows how many gradients there are (`ipg_buffer` of stage_1_and_2.py, `__ipg_bucket_flat_buffer` of stage3.py).
 DEEPSPEED = replace(
     MEGATRON_DEEPSPEED,
     name="DeepSpeed",
