@@ -15,7 +15,8 @@ from paceline.backtest.layout import spreads_experts
 from paceline.backtest.machine import Machines
 from paceline.backtest.price import software_of
 from paceline.backtest.shape import shape_of
-from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
+from paceline.backtest.words.adapters import adapter_of
+from paceline.backtest.words.settings import part_kept, precision_of, recompute_of, sharding_of
 from paceline.plan.cost import pricing
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.programs.known import EAGER_LOGITS, program_of
@@ -344,3 +345,126 @@ def test_uncompiled_tensor_ranks_of_torchtitan_start_operators_on_dtensors() -> 
     each = 4 * 15 * read_constants().unfused_launches + tensor
     assert launches(compile=0) == pytest.approx(own + 1e-4 * (layers * each + ends), rel=1e-6)
     assert compiled < own
+
+
+@pytest.mark.parametrize(
+    ("notes", "rank", "base", "attention_only"),
+    [
+        ("LoRA of the four projections of attention, rank 8", 8, "bf16", True),
+        ("QLoRA of all linear layers, rank 64, weights in NF4", 64, "nf4", False),
+        ("Finetuning LORA BF16 (TP=2)", 16, "bf16", True), ("LoRA; r=32; every linear layer", 32, "bf16", False),
+        ("Finetuning with LoRA; quantization bnb.nf4-dq", 16, "nf4", True),
+    ],
+)  # fmt: skip
+def test_adapters_in_other_words(notes: str, rank: int, base: str, attention_only: bool) -> None:
+    marks: list[str] = []
+    spec, found, reason = adapter_of(replace(LLAMA, notes=notes), marks)
+    assert spec is not None and not reason
+    assert (spec.rank, spec.base_dtype, found) == (rank, base, attention_only)
+    assert ("adapters of rank 16 assumed" in marks) == ("rank" not in notes and "r=" not in notes)
+
+
+@pytest.mark.parametrize("program", ["pytorch-fsdp2", "megatron-lm", "trl"])
+def test_frozen_weights_rest_in_two_bytes_and_adapters_alone_have_gradients_and_moments(program: str) -> None:
+    """Of 6.74e9 weights 13.5 GB; of 16.8e6 in adapters 16 or 18 bytes each, 0.3 GB."""
+    row = {"program": program, "n_devices": 1, "dp": 1, "zero_stage": "", "global_batch": 2, "recompute": "full"}
+    case = case_of(notes="LoRA of the projections of attention, rank 16", **row)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+    parts = pricing.memory_components(context.sheet(case.plans[0]))
+    kinds = {kind: sum(part.values[0] for part in parts if part.kind == kind) for kind in ("gradients", "optimizer")}
+    weights = next(part.values[0] for part in parts if part.name == "weights")
+    frozen, trained = case.profile.parameters - case.profile.trained_parameters, 16_777_216
+    assert 2 * frozen <= weights <= 2 * frozen + 4 * trained, "those of adapters in fp32 where their program has them"
+    assert 2 * trained <= kinds["gradients"] <= 6 * trained
+    assert 8 * trained <= kinds["optimizer"] <= 12 * trained
+
+
+def test_a_step_of_adapters_spares_a_third_of_the_products() -> None:
+    row = {"n_devices": 1, "dp": 1, "zero_stage": "", "global_batch": 2}
+    whole, some = case_of(**row), case_of(notes="LoRA of the projections of attention, rank 16", **row)
+    products = [
+        sum(block.matmul_flops * (1 + block.backward_products) for block in case.profile.blocks)
+        for case in (whole, some)
+    ]
+    assert products[1] / products[0] == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_weights_in_four_bits_are_shards_of_fsdp_and_whole_on_copies() -> None:
+    notes = "QLoRA of all linear layers, rank 16"
+    assert {plan.frozen for plan in case_of(notes=notes).plans} == {"spread"}
+    assert {plan.frozen for plan in case_of(notes=notes, zero_stage="0").plans} == {"as-model"}
+
+
+@pytest.mark.parametrize(
+    ("word", "layers", "kept"),
+    [
+        ("10 of 80 layers", 20, 0.875), ("1 of 2", 4, 0.5), ("recompute_num_layers=1", 4, 0.75),
+        ("recompute_num_layers=8", 4, 0.0), ("memory budget 0.5", 4, 0.5), ("activation_memory_budget=1.0", 4, 1.0),
+        ("full", 4, None), ("selective", 4, None), ("10 of many", 4, None),
+    ],
+)  # fmt: skip
+def test_recompute_of_a_part(word: str, layers: int, kept: float | None) -> None:
+    assert part_kept(recompute_of(word), layers) == kept
+
+
+def test_recompute_of_a_part_is_a_budget() -> None:
+    plan = case_of(recompute="8 of 32 layers").plans[0]
+    assert (plan.recompute, plan.recompute_budget) == ("budget", 0.75)
+    assert case_of(recompute="0 of 32 layers").plans[0].recompute == "none"
+    chunks = {"pp": 8, "vpp": 2, "dp": 1, "zero_stage": "", "global_batch": 64}
+    assert case_of(recompute="recompute_num_layers=1", **chunks).plans[0].recompute_budget == 0.5
+    assert case_of(recompute="recompute_num_layers=2", **chunks).plans[0].recompute == "full"
+
+
+def held_by(**changes: Any) -> dict[str, float]:
+    """Return the bytes of every component of the memory of the first plan of a row."""
+    case = case_of(**changes)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+    return {part.name: float(part.values[0]) for part in pricing.memory_components(context.sheet(case.plans[0]))}
+
+
+def test_a_model_that_is_trained_in_bf16_has_ten_bytes_a_weight_at_its_update() -> None:
+    """Weight, gradient, two moments, and the roots of the second ones: fms-acceleration's 67.46 GiB of 7.24e9."""
+    row = {"program": "trl", "n_devices": 1, "dp": 1, "zero_stage": "0", "global_batch": 1, "recompute": "full"}
+    narrow = held_by(notes="weights and moments in bf16", micro_batch=1, **row)
+    held = sum(narrow.values()) - narrow["runtime"] - narrow["allocator buffers"]
+    assert held == pytest.approx(10 * 6.738e9, rel=0.001)
+    assert "flat gradients" not in narrow
+    named = held_by(notes="weights and moments in bf16", micro_batch=1, **{**row, "program": "deepspeed"})
+    assert named["flat gradients"] > 0 and "roots" not in named, "its own optimizer makes them flat"
+
+
+@pytest.mark.parametrize(
+    ("zero", "notes", "program", "values"),
+    [
+        ("2", "overlap_comm, buckets of 5e8", "deepspeed", 1e9), ("2", "", "deepspeed", 5e8),
+        ("3", "overlap_comm", "deepspeed", 5e8), ("1", "", "deepspeed", 5e8),
+        ("0", "", "deepspeed", 25 * 2**19), ("2", "", "transformers", 0),
+    ],
+)  # fmt: skip
+def test_deepspeed_sets_buckets_aside_whatever_the_size_of_a_model(
+    zero: str, notes: str, program: str, values: float
+) -> None:
+    """MiniTrainBench's model of 23 M weights holds 2.01 GiB by ZeRO-2 and 1.09 by ZeRO-3, on each of eight GPUs."""
+    row = {"n_devices": 8, "dp": 8, "global_batch": 8, "micro_batch": 1, "zero_stage": zero}
+    assert held_by(program=program, notes=notes, **row)["communication buffers"] == 2 * values
+
+
+def test_copies_of_torch_have_their_gradients_in_buckets_too() -> None:
+    """MiniTrainBench's models of 168 and 731 M weights hold 24.2 bytes a weight with DistributedDataParallel."""
+    row = {"n_devices": 8, "dp": 8, "global_batch": 8, "micro_batch": 1, "zero_stage": "0", "recompute": "full"}
+    held = held_by(program="ddp", **row)
+    assert held["communication buffers"] == pytest.approx(4 * 6.738e9, rel=0.001)
+    assert held["roots"] > 0
+    assert "roots" not in held_by(program="nanogpt", **row), "its AdamW is the fused one"
+
+
+def test_logits_of_liger_are_never_there_at_once() -> None:
+    row = {"program": "ms-swift", "zero_stage": "fsdp", "recompute": "full"}
+    names = ("activations", "transients")
+    with_it, without = (
+        [sum(held_by(notes=notes, vocab=vocab, **row)[name] for name in names) for vocab in (32_000, 256_000)]
+        for notes in ("packed, Liger kernels", "packed")
+    )
+    assert with_it[1] == pytest.approx(with_it[0], rel=0.01)
+    assert without[1] > 3 * without[0] > 3 * with_it[0]

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
 from paceline.backtest.words.plausible import batch_in_samples
+from paceline.backtest.words.settings import part_kept
 from paceline.plan.cost.programs.known import program_of
 from paceline.plan.cost.software import Software
 from paceline.plan.feasible.split import split_by_cost, split_in_order
@@ -311,6 +312,9 @@ def _recompute(row: StepRow, program: Software, marks: list[str]) -> list[tuple[
     `--checkpoint-activations`).
     """
     plain, usual = row.recompute.lower(), program.recomputes
+    kept = part_kept(plain, -(-(row.layers or 1) // ((row.pp or 1) * (row.vpp or 1))))
+    if kept is not None:
+        return [("none" if kept == 1 else "budget" if kept else "full", kept if 0 < kept < 1 else 0.0)]
     if plain == "selective" and program.selective_blocks:
         marks.append("blocks computed again: the fewest that fit")
         return [("budget", part) for part in BUDGETS]

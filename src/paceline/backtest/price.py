@@ -23,6 +23,8 @@ from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.programs.known import (
     CAPTURED_ON,
     CLONED_LOGITS,
+    DDP,
+    DEEPSPEED,
     FUSED_LOGITS,
     MEGATRON,
     MEGATRON_BRIDGE,
@@ -67,6 +69,11 @@ SECOND_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?2\b|\bflas
 NARROW_STATE = re.compile(
     r"(?:^|; )((?:weights,? and )?(?:moments|(?:optimizer )?states?)) (?:rest |are )?in (?:bf16|fp16|16 bits)\b"
 )
+# Gradients go to one buffer while the other is reduced (`overlap_comm` of stage_1_and_2.py; ZeRO-3 has one).
+TWO_BUCKETS = re.compile(r"\boverlap_comm\b")
+# The head's product and the loss over some tokens at a time, whose logits are as many values as all tokens' inputs of
+# the head (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
+LIGER = re.compile(r"\bliger\b")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -116,7 +123,7 @@ def constants_sha256() -> str:
 def software_of(case: Case) -> Software:
     """Return the conventions of the program that ran a case, in the case's precision."""
     found, assumed = program_of(case.row.program, case.row.zero_stage)
-    found = replace(found, guessed=bool(assumed))
+    found = replace(found, guessed=bool(assumed), fills_bucket=found.fills_bucket and not assumed)
     if found.half_in_fp16 and case.plans[0].precision == "fp16":
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
@@ -129,7 +136,11 @@ def software_of(case: Case) -> Software:
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
     found = with_modules(found, modules_of(case.row.recompute))
-    found = _with_narrow_state(found, case.row.notes.lower())
+    found = _with_narrow_state(found, case.row.notes.lower(), case.row.program.lower())
+    if LIGER.search(case.row.notes.lower()) and case.row.hidden and case.row.vocab:
+        found = replace(found, logit_share=case.row.hidden / case.row.vocab)
+    if found.fills_bucket and case.plans[0].zero < 3 and TWO_BUCKETS.search(case.row.notes.lower()):
+        found = replace(found, reduce_bucket=2 * found.reduce_bucket)
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
         if found.name == MEGATRON.name and not case.row.attention_kernel:
@@ -157,17 +168,22 @@ def software_of(case: Case) -> Software:
     return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
 
 
-def _with_narrow_state(software: Software, notes: str) -> Software:
+def _with_narrow_state(software: Software, notes: str, program: str) -> Software:
     """Return the conventions with what a row's notes say is kept in 16 bits.
 
     Example: "weights and moments in bf16" is a model that was loaded in bf16 and is trained so, 8 bytes a weight with
-    its gradient; of "optimizer states in bf16" the weights that are updated stay in fp32.
+    its gradient; of "optimizer states in bf16" the weights that are updated stay in fp32. Where DeepSpeed is not named,
+    that is torch's own AdamW.
     """
     said = NARROW_STATE.search(notes)
     if said is None:
         return software
-    narrow = replace(software, moment_bytes=2)
-    return replace(narrow, weight_bytes=2, gradient_bytes=2, reduce_bytes=2) if "weights" in said[1] else narrow
+    if "weights" not in said[1]:
+        return replace(software, moment_bytes=2)
+    own = replace(software, roots_at_once=not software.master_weights)
+    if software.name == DEEPSPEED.name and "deepspeed" not in program:
+        own = replace(DDP, fused=False, fuses_compiled=False, logit_share=0.0, guessed=software.guessed)
+    return replace(own, moment_bytes=2, weight_bytes=2, gradient_bytes=2, reduce_bytes=2)
 
 
 @dataclass(frozen=True)
@@ -185,7 +201,7 @@ def alike_cases(cases: Sequence[Case]) -> list[Alike]:
     for place, case in enumerate(cases):
         first, software = case.plans[0], software_of(case)
         machine = (id(case.profile), id(case.cluster), case.batch_samples)
-        key = (*machine, software, first.precision, first.compile, first.offload)
+        key = (*machine, software, first.precision, first.compile, first.offload, first.frozen)
         found.setdefault(key, Alike(case, software, [])).places.append(place)
     return list(found.values())
 
@@ -209,11 +225,13 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
 
 
 def _by_offload(case: Case) -> list[Case]:
-    """Return a case for each way in which the case may have used host memory: a sheet holds plans of one way."""
-    ways = dict.fromkeys(plan.offload for plan in case.plans)
+    """Return a case for each way in which it may have used host memory, and spread frozen weights: a sheet has one."""
+    ways = dict.fromkeys((plan.offload, plan.frozen) for plan in case.plans)
     if len(ways) == 1:
         return [case]
-    return [replace(case, plans=tuple(plan for plan in case.plans if plan.offload == way)) for way in ways]
+    return [
+        replace(case, plans=tuple(plan for plan in case.plans if (plan.offload, plan.frozen) == way)) for way in ways
+    ]
 
 
 def _fastest(found: list[Priced | str]) -> Priced | str:

@@ -11,8 +11,6 @@ from paceline.spec.profile import ModelProfile
 
 LARGEST_MFU = 1.5  # beyond, it is in per cent; a little above 1, it is of another peak
 MEMORY_KINDS = ("allocated", "reserved", "device")
-# What notes say of weights beside a model's own; a network's adapter is none of them.
-ADAPTERS = re.compile(r"\bq?lora\b|\b(?:with|by) adapters?\b|\badapters? ?(?:v2|fine|tun|train|method)")
 
 
 def step_seconds(
@@ -57,14 +55,12 @@ def time_excluded(row: StepRow) -> str:
 
 
 def not_training(row: StepRow) -> str:
-    """Return why a row is no training of all parameters; empty where it is."""
+    """Return why a row is no training; empty where it is."""
     notes = row.notes.lower()
     if "inference" in notes:
         return "inference"
     if re.search(r"(?<![a-z])(grpo|rlhf|ppo)(?![a-z])", notes):
         return "reinforcement learning"  # what generates the samples holds memory and takes time beside training
-    if ADAPTERS.search(notes) or re.search(r"quantization (?!none)", notes):
-        return "adapter fine-tuning"
     return ""
 
 

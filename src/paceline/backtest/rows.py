@@ -18,6 +18,7 @@ from paceline.backtest.machine import Machines, over_sockets
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
+from paceline.backtest.words.adapters import adapter_of
 from paceline.backtest.words.plausible import contradiction, impossible
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost.programs.known import program_of
@@ -25,6 +26,7 @@ from paceline.plan.flops import flops_per_sample
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
+from paceline.task.profile.adapters import adapted_transformer
 from paceline.task.profile.transformer import TransformerShape
 
 # What rows of a scaling series have in common: all that a table states of a run but its devices and what they took. Of
@@ -124,6 +126,11 @@ class Reader:
         if reason := contradiction(row):
             return None, reason
         marks, devices = list[str](), row.n_devices
+        adapter, attention_only, reason = adapter_of(row, marks)
+        if reason:
+            return None, reason
+        if adapter is not None and row.experts:  # each rank has all of them, frozen
+            row = replace(row, ep=row.ep or 1)
         row = replace(row, zero_stage=sharding_of(row.zero_stage, marks), recompute=recompute_of(row.recompute))
         shape, assumed = shape_of(row)
         if shape is None:
@@ -139,7 +146,12 @@ class Reader:
         if reason:
             return None, reason
         marks += assumed
-        return self._measured(row, shape, cluster, tuple(plans), marks)
+        if adapter is None:
+            return self._measured(row, shape, shape.profile(), cluster, tuple(plans), marks)
+        profile = adapted_transformer(shape, adapter, attention_only=attention_only)
+        if profile.packed_parameters:  # FSDP has shards of them too, gathered as they rest
+            plans = [replace(plan, frozen="spread") if plan.layout.dp_shard > 1 else plan for plan in plans]
+        return self._measured(row, shape, profile, cluster, tuple(plans), marks)
 
     def _plans(
         self, row: StepRow, shape: TransformerShape, cluster: Cluster, marks: list[str]
@@ -177,7 +189,13 @@ class Reader:
         return stages, "fewer layers than pipeline stages" if count > 1 and not stages else ""
 
     def _measured(
-        self, row: StepRow, shape: TransformerShape, cluster: Cluster, plans: tuple[Plan, ...], marks: list[str]
+        self,
+        row: StepRow,
+        shape: TransformerShape,
+        profile: ModelProfile,
+        cluster: Cluster,
+        plans: tuple[Plan, ...],
+        marks: list[str],
     ) -> tuple[Case | None, str]:
         """Return the case with what the row measured; the reason where it measured nothing that can be scored."""
         precision, batch = plans[0].precision, plans[0].batch_samples
@@ -193,7 +211,7 @@ class Reader:
             return None, excluded or reason
         case = Case(
             row=row,
-            profile=shape.profile(),
+            profile=profile,
             cluster=cluster,
             plans=plans,
             sequence_parallel=row.sp != 0,

@@ -288,7 +288,8 @@ def _cases(table: MeasuredTable, reader: Reader, measured: str) -> list[Case]:
         return []
     cases = [reader.case(row)[0] for row in cast(tuple[StepRow, ...], table.rows)]
     alike = with_one_micro_batch([case for case in cases if case is not None])
-    found = [case for case in alike if getattr(case, measured)]
+    whole = [case for case in alike if case.profile.trained_parameters == case.profile.parameters]  # no adapters
+    found = [case for case in whole if getattr(case, measured)]
     return [case for case, priced in zip(found, price_cases(found), strict=True) if isinstance(priced, Priced)]
 
 

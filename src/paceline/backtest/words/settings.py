@@ -42,6 +42,11 @@ MODULES = (
     ("experts", r"moe|experts?|mlp"),
 )
 UNFUSED = re.compile(r"unfused|no[nt]?[- ]?flash|local|\beager\b|\bmath\b|naive|einsum|^none$")
+# Recompute of a part, as tables write it: of so many layers, of each stage's by Megatron-LM's `--recompute-num-layers`,
+# or down to a part of the bytes by torch's `activation_memory_budget`.
+OF_LAYERS = re.compile(r"^(\d+) of (\d+)(?: layers?| blocks?)?$")
+OF_A_STAGE = re.compile(r"^(?:--)?recompute[-_]num[-_]layers[ =]*(\d+)$")
+BYTES_KEPT = re.compile(r"^(?:activation[-_ ])?memory[-_ ]budget[ =]*(\d*\.?\d+)$")
 
 
 def precision_of(text: str, marks: list[str]) -> tuple[str, str]:
@@ -92,7 +97,28 @@ def recompute_of(text: str) -> str:
     Example: False and off are none, True is full, `save_dot_except_mlp` and "1 of 2" stay as they are.
     """
     word = text.lower().strip()
+    if OF_LAYERS.search(word):
+        return word
     return next((name for name, sign in RECOMPUTE if re.search(sign, word)), word)
+
+
+def part_kept(text: str, layers_of_stage: int) -> float | None:
+    """Return the part of what layers keep that a table's word for its recompute leaves kept; None where it says none.
+
+    A stage's layers are those of one of its chunks: Megatron-LM counts in each (`_checkpointed_forward` of
+    core/transformer/transformer_block.py, from memory).
+
+    Example: "10 of 80 layers" keeps 7/8, "recompute_num_layers=1" of chunks of four 3/4, and "memory budget 0.5" half.
+    """
+    word = text.lower().strip()
+    if found := OF_LAYERS.search(word):
+        again, layers = int(found[1]), int(found[2])
+    elif found := OF_A_STAGE.search(word):
+        again, layers = int(found[1]), layers_of_stage
+    else:
+        budget = BYTES_KEPT.search(word)
+        return None if budget is None else min(1.0, float(budget[1]))
+    return max(0.0, 1 - again / max(1, layers))
 
 
 def is_unfused(text: str) -> bool:

@@ -62,6 +62,9 @@ class Software:
     # Whether an update makes a rank's part of 16-bit gradients flat, and casts it to fp32, before it lets go of either.
     flattens_gradients: bool = False
     reduce_bucket: float = 0.0  # values of a buffer that 16-bit gradients are reduced in, whatever the model's size
+    fills_bucket: bool = False  # whether ZeRO has that buffer whatever gradients are kept in
+    copies_to_buckets: bool = False  # whether whole copies have all their gradients once more in buckets
+    roots_at_once: bool = False  # whether an update has the roots of all second moments at once
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
     bucket_parameters: float = 0.0  # of a collective of sharded state at least; 0: a unit of the model at a time
     broadcasts_shards: bool = False  # whether every rank broadcasts the weights that it updated, instead of a gather

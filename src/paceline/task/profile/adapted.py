@@ -7,7 +7,6 @@ before everything that is trained has no backward pass at all, and keeps nothing
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +17,7 @@ from paceline.task.adapt.fill import adapted_layers
 from paceline.task.adapt.linear import DTYPES, AdaptedLinear, PackedLinear
 from paceline.task.adapt.teacher import teachers_of
 from paceline.task.models.chain import chain_of
-from paceline.task.profile.aligned import unaligned_flops
+from paceline.task.profile.adapters import with_adapters
 from paceline.task.profile.traced import REST
 
 IDLE = (
@@ -132,37 +131,5 @@ def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int
     """Return a block with what the adapters beside its layers compute, keep and hold, for `tokens` of a sample."""
     if not inside:
         return block
-    spec = inside[0].spec
     shapes = [(layer.in_features, layer.out_features) for layer in inside]
-    thin = sum(into + out for into, out in shapes)
-    wide = sum(out for _, out in shapes)
-    flops = 2.0 * tokens * spec.rank * thin
-    products = [(block.matmul_flops, math.log(block.matmul_width))]
-    products += [(2.0 * tokens * spec.rank * side, math.log(side * spec.rank) / 2) for pair in shapes for side in pair]
-    # The product is scaled and added: two of its values are read or written for the one, three for the other.
-    kept, moved, operators = float(spec.rank * len(shapes)), 5.0 * wide, 4 * len(shapes)
-    if spec.dropout:  # what is drawn and what is left of the inputs
-        into = sum(into for into, _ in shapes)
-        kept, moved, operators = kept + 2 * into, moved + 5.0 * into, operators + 2 * len(shapes)
-    held = sum(spec.rank * (into + out) for into, out in shapes)
-    thin_ones = [pair for into, out in shapes for pair in ((into, spec.rank), (spec.rank, out))]
-    unaligned = {name: getattr(block, name) + more for name, more in unaligned_flops(thin_ones, tokens).items()}
-    transient = block.transient_elements
-    if spec.kind == "dora":  # norms of merged weights, as if for every sample: a bound from above
-        whole = sum(into * out for into, out in shapes)
-        held, kept, operators = held + wide, kept + wide, operators + 8 * len(shapes)
-        moved, transient = moved + 4.0 * whole / tokens, max(transient, 2.0 * max(a * b for a, b in shapes))
-    return dataclasses.replace(
-        block,
-        parameters=block.parameters + held,
-        active_parameters=block.active_parameters + held if block.active_parameters else 0,
-        matmul_flops=block.matmul_flops + flops,
-        moved_elements=block.moved_elements + tokens * moved,
-        saved_elements=block.saved_elements + tokens * kept,
-        selective_elements=block.selective_elements + tokens * (spec.rank * len(shapes) + wide),
-        transient_elements=transient,
-        **unaligned,
-        last_flops=0.0,  # what an adapter adds to it comes after it
-        operators=block.operators + operators,
-        matmul_width=round(math.exp(sum(f * log for f, log in products) / sum(f for f, _ in products))),
-    )
+    return with_adapters(block, inside[0].spec, shapes, tokens)

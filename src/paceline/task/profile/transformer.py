@@ -170,6 +170,12 @@ def _attention(shape: TransformerShape) -> _Attention:
     return _Attention(products, query, query, value, value, ranks, ranks, 2 * ranks + latent.rope_dim)
 
 
+def linear_layers(shape: TransformerShape) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """Return the inner and outer widths of a layer's linear layers: attention's, and those of a dense feed-forward."""
+    inward = ((shape.hidden, shape.ffn),) * (2 if shape.gated else 1)
+    return _attention(shape).products, (*inward, (shape.ffn, shape.hidden))
+
+
 def _norm_parameters(shape: TransformerShape) -> int:
     return shape.hidden * (2 if shape.layer_norm else 1)
 
@@ -179,7 +185,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
     hidden, ffn, seq, heads = shape.hidden, shape.ffn, shape.seq_len, shape.heads
     attention = _attention(shape)
     matrices = 3 if shape.gated else 2
-    products = [*attention.products, *(matrices - 1) * [(hidden, ffn)], (ffn, hidden)]
+    products = [pair for part in linear_layers(shape) for pair in part]
     weights = sum(inner * outer for inner, outer in products)
     biases = (ffn * (matrices - 1) + hidden) if shape.biases else 0
     narrow = attention.keys + attention.values

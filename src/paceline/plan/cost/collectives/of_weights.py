@@ -27,6 +27,9 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     third, size = columns.zero == 3, _weight_bytes(sheet)
     software = sheet.context.software
     dense, experts = _held(sheet)
+    if software.master_weights:  # what is frozen is not updated: ZeRO-3 alone has to gather it
+        updated = _held(sheet, trained=True)
+        dense, experts = np.where(third, dense, updated[0]), np.where(third, experts, updated[1])
     again = _gathered_to_recompute(sheet)
     passes = np.where(third, (2 + again) * rounds, 1)
     # The root unit stays gathered from forward to backward.

@@ -43,13 +43,15 @@ def exchanged_key_bytes(peak: HeldAtPeak) -> Floats:
 def communication_buffers(peak: HeldAtPeak) -> Component:
     """Return buffers that collectives read and write besides what they produce."""
     size, compute, plans, parts = peak.size, peak.compute, peak.plans, peak.parts
+    software = peak.sheet.context.software
     copies = ~plans.is_sharded & (plans.dp_replicate > 1)
     largest = np.maximum(peak.root, peak.largest_block) / plans.tp
     trained = np.minimum(largest, peak.trained)  # what is frozen has no gradient
     units = 2 * size * trained + compute * largest
-    if peak.sheet.context.software.gathers_weights:  # a gradient that is reduced beside the next one's product
+    if software.gathers_weights:  # a gradient that is reduced beside the next one's product
         units = 2 * compute * parts.largest_weight(plans.ep) / plans.tp
-    bucket = np.minimum(plans.common.bucket_bytes, size * peak.trained)
+    bucket = size * peak.trained
+    bucket = bucket if software.copies_to_buckets else np.minimum(plans.common.bucket_bytes, bucket)
     held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
     stream = plans.micro_batch * compute * peak.sheet.context.stream_elements / plans.cp
     held = held + np.where(plans.tp > 1, 2 * stream, 0.0)
@@ -60,12 +62,12 @@ def communication_buffers(peak: HeldAtPeak) -> Component:
     held = held + np.where(spread, 2 * plans.micro_batch * compute * routed * slots_per_row(peak.sheet) / plans.cp, 0.0)
     # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
     received = plans.accumulation * plans.virtual_stages
-    if peak.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered
+    if software.master_weights:  # gradients and weights lie where they are reduced and gathered
         held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
-    if keeps_narrow(peak.sheet):
-        held = held + compute * peak.sheet.context.software.reduce_bucket
+    reduced = (plans.state_degree > 1) & software.fills_bucket & (compute == 2) | keeps_narrow(peak.sheet)
+    held = held + np.where(reduced, compute * software.reduce_bucket, 0.0)
     held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
-    some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1) | keeps_narrow(peak.sheet)
+    some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1) | reduced
     some = some | (keys > 0)
 
     def text(i: int) -> str:
@@ -74,12 +76,12 @@ def communication_buffers(peak: HeldAtPeak) -> Component:
             unit = f"2 x {size} B x {trained[i]:,.0f} trained parameters, and {compute} B x largest unit"
         parts_of_it: list[tuple[Flags, str]] = [
             (plans.is_sharded, unit),
-            (copies, "one bucket"),
+            (copies, "all gradients in buckets" if software.copies_to_buckets else "one bucket"),
             (plans.tp > 1, "the stream gathered and before it is scattered"),
             (keys > 0, f"{keys[i]:,.0f} B of a layer's keys and values from other ranks, and of their gradients"),
             (spread, "a block's routed tokens, sent and received"),
             (plans.pp > 1, f"2 x {received[i]} received streams"),
-            (np.full(len(plans), keeps_narrow(peak.sheet)), "the buffer that gradients are reduced in"),
+            (reduced, "the buffer that gradients are reduced in"),
         ]
         return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
 

@@ -1,4 +1,4 @@
-"""What an update holds that makes gradients flat: in programs that keep them in 16 bits until then, as DeepSpeed."""
+"""What an update holds for a moment: flat gradients, in programs that keep 16 bits until then as DeepSpeed; roots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import Component
+from paceline.plan.cost.memory.held_at_peak import HeldAtPeak
 from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES
 
@@ -38,3 +39,19 @@ def flat_gradients(flat: Floats, idle: Floats) -> Component:
 
     known = np.full(len(flat), SOURCES.index("measured"))
     return Component("flat gradients", "buffers", np.maximum(0.0, flat - idle), known, text, "counted", flat > idle)
+
+
+def roots(peak: HeldAtPeak, idle: Floats) -> Component:
+    """Return the roots of all second moments at an update, beyond the bytes of passes that are `idle` by then.
+
+    Example: 7.24e9 weights that are trained in bf16 have 58 GB, and 72 at their update.
+    """
+    software = peak.sheet.context.software
+    size = software.moment_bytes or MASTER_BYTES
+    values = size * peak.local_trained / peak.plans.state_degree * software.roots_at_once
+
+    def text(i: int) -> str:
+        return f"{values[i]:,.0f} B at the update, of which {min(values[i], idle[i]):,.0f} B where something else was"
+
+    known = np.full(len(values), SOURCES.index("measured"))
+    return Component("roots", "buffers", np.maximum(0.0, values - idle), known, text, "counted", values > idle)

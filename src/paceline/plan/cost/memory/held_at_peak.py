@@ -96,6 +96,11 @@ class HeldAtPeak:
         return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
 
     @property
+    def local_trained(self) -> Floats:
+        """Those of them that are trained."""
+        return np.minimum(self.local_parameters, self.trained)
+
+    @property
     def root(self) -> Floats:
         """Parameters outside of the repeated blocks that are gathered at once."""
         if not self.sheet.context.software.splits_root:

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.plan.cost.components import MEASURED, Component, total
 from paceline.plan.cost.memory.activations import activations, loss_buffers
 from paceline.plan.cost.memory.buffers import beside_tensors, communication_buffers
-from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients
+from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, roots
 from paceline.plan.cost.memory.held_at_peak import HeldAtPeak
 from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import optimizer_held, optimizer_text
@@ -97,9 +97,11 @@ def components(peak: HeldAtPeak) -> list[Component]:
     if gathered_values(context.optimizer):
         idle = np.maximum(0.0, total([*short_lived, copies, in_turn]))
         held.append(gathered_memory(peak.plans, peak.parts, context.optimizer, idle))
-    flat = flat_bytes(peak.sheet, peak.plans, peak.local_parameters)
+    if context.software.roots_at_once and context.optimizer == "adamw":
+        held.append(roots(peak, np.maximum(0.0, total([*short_lived, copies, in_turn]))))
+    flat = flat_bytes(peak.sheet, peak.plans, peak.local_trained)
     if flat.any():
-        others = gradients.values - peak.compute * peak.local_parameters / peak.plans.held_degree
+        others = gradients.values - peak.compute * peak.local_trained / peak.plans.held_degree
         held.append(flat_gradients(flat, total(short_lived) + others))
         flat = flat - held[-1].values
     return [*held, *beside_tensors(peak, held, short_lived, flat + free)]

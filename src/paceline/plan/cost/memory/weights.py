@@ -78,7 +78,8 @@ def held_gradients(peak: HeldAtPeak) -> Component:
         words += f", and {peak.compute} B of each before it is added" if beside[i] else ""
         return words + (", whole until the last micro-batch, and this device's shard" if both[i] else "")
 
-    parameters = peak.local_parameters if software.master_weights else peak.trained
+    # Buffers of such programs are of what has gradients, of experts the own ones alone.
+    parameters = peak.local_trained if software.master_weights else peak.trained
     values, law = parameters * held, "ZeRO (Rajbhandari et al. 2020)"
     return Component("gradients", "gradients", values, MEASURED, text, law)
 

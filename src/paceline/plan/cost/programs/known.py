@@ -125,10 +125,12 @@ MEGATRON_DEEPSPEED = replace(
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in
 # (`communication_data_type` of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module
-# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
+# as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone. ZeRO sets the buffer aside before
+# it knows how many gradients there are (`ipg_buffer` of stage_1_and_2.py, `__ipg_bucket_flat_buffer` of stage3.py).
 DEEPSPEED = replace(
     MEGATRON_DEEPSPEED,
     name="DeepSpeed",
+    fills_bucket=True,
     reduces_once=False,
     reduce_bytes=2,
     fused=False,
@@ -197,11 +199,13 @@ FSDP2 = Software(
 # FSDP2 whose gradients are not reduced before a step's last micro-batch (`maybe_no_sync` of its training/grad.py, read
 # 2026-11-27), and stay whole in fp32 until then.
 KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
-# DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
-DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
+# DistributedDataParallel: whole copies, reduced in fp32 in every backward pass, in buckets of their own unless it is
+# told `gradient_as_bucket_view`. torch's AdamW goes over lists of tensors unless it is told `fused`: `_foreach_sqrt`
+# of `_multi_tensor_adamw` gives the roots of all second moments before one weight is updated (both from memory).
+DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True, copies_to_buckets=True, roots_at_once=True)
 # It compiles the model with the loss in it (`model = torch.compile(model)` of train.py, whose forward pass returns the
-# loss): logits in bf16, and their gradients. From memory of it.
-NANOGPT = replace(DDP, name="nanoGPT", logit_share=FUSED_LOGITS)
+# loss): logits in bf16, and their gradients; its AdamW is the fused one. From memory of it.
+NANOGPT = replace(DDP, name="nanoGPT", logit_share=FUSED_LOGITS, roots_at_once=False)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
 NEMO_AUTOMODEL = replace(
     FSDP2, name="NeMo Automodel", fuses_compiled=False, sends_once_per_node=True, recipe="current", cudnn_attention=True

@@ -1,0 +1,52 @@
+"""What a row's notes say of adapters: their rank, the layers they stand beside, and how the frozen weights rest."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.backtest.schema import StepRow
+from paceline.spec.adapt.adapter import NF4, AdapterSpec
+
+# Weights beside a model's own; a network's adapter is none of them.
+LORA = re.compile(r"(?<![a-z])q?lora\b")
+OTHERS = re.compile(r"\b(?:with|by) adapters?\b|\badapters? ?(?:v2|fine|tun|train|method)")
+UNLIKE = re.compile(r"\b(?:dora|adalora|ia3|prefix tuning)\b")
+FOUR_BITS = re.compile(r"\bqlora\b|\bnf4\b|\b4[- ]?bits?\b")
+QUANTIZED = re.compile(r"quantization (?!none)")
+OTHER_BITS = re.compile(r"\bint8\b|\b8[- ]?bits?\b|\bfp4\b")
+RANK = re.compile(r"\b(?:lora[-_ ])?(?:rank|r|dim) ?=? ?(\d+)\b")
+EVERY_LAYER = re.compile(r"\b(?:all|every)[- ]linear\b")
+# Where a row says neither: peft's own layers of Llama are those of queries and values, and NeMo's recipes for speed
+# have those of attention's first product (both from memory); ranks of published tables lie between 8 and 64.
+ASSUMED_RANK = 16
+UNKNOWN = "adapter fine-tuning"
+
+
+def adapter_of(row: StepRow, marks: list[str]) -> tuple[AdapterSpec | None, bool, str]:
+    """Return the adapters that a row trains, none where it trains all, and whether attention alone has them.
+
+    With the reason for which the row cannot be forecast, empty where it can.
+
+    Example: "QLoRA of all linear layers, rank 64" has adapters of rank 64 beside weights in four bits in every layer.
+    """
+    notes = row.notes.lower()
+    if UNLIKE.search(notes):
+        return None, False, UNKNOWN
+    if not LORA.search(notes):
+        other = OTHERS.search(notes) or QUANTIZED.search(notes)
+        return None, False, UNKNOWN if other else ""
+    if OTHER_BITS.search(notes):
+        return None, False, "adapters beside weights in other bits than four"
+    rank, everywhere = RANK.search(notes), EVERY_LAYER.search(notes) is not None
+    if not rank:
+        marks.append(f"adapters of rank {ASSUMED_RANK} assumed")
+    if not everywhere and "attention" not in notes:
+        marks.append("adapters beside attention assumed")
+    if everywhere and row.experts:
+        return None, False, "adapters of experts"
+    spec = AdapterSpec(
+        kind="lora",
+        rank=int(rank[1]) if rank else ASSUMED_RANK,
+        base_dtype=NF4 if FOUR_BITS.search(notes) else "bf16",
+    )
+    return spec, not everywhere, ""
