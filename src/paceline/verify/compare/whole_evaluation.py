@@ -60,7 +60,8 @@ class Evaluation:
                 loss, magnitude, weight = loss + of_piece, magnitude + abs(of_piece), weight + items
                 for metric, total in zip(self.metrics, totals, strict=True):
                     for name, value in metric.measure(outputs, rows).items():
-                        total[name] = total.get(name, 0.0) + value.double().reshape(-1).numpy()
+                        vector = value.double().reshape(-1).numpy()
+                        total[name] = total.get(name, np.zeros_like(vector)) + vector
         by = weight or 1.0
         found = {LOSS: (loss / by, magnitude / abs(by))}
         for metric, total in zip(self.metrics, totals, strict=True):
