@@ -19,6 +19,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.said import folded, say_line
 
+END = "end of what was printed"
 PLAN = (
     "         1.22 s/step ±16% · 0.56 GiB/device · 6m 06s · 2.03 Wh · price unknown   (best of 281 that fit: --explain)"
 )
@@ -34,14 +35,13 @@ def terminal(columns: int) -> Iterator[tuple[TextIO, int]]:
     os.close(master)
 
 
-def printed(master: int) -> list[str]:
-    """Return the lines that a terminal has got; what was written to one lies in the kernel, all of it."""
-    os.set_blocking(master, False)
+def printed(stream: TextIO, master: int) -> list[str]:
+    """Return the lines that a terminal has got by now, whenever the kernel hands them on."""
+    print(END, file=stream, flush=True)
     found = b""
-    with contextlib.suppress(BlockingIOError):
-        while piece := os.read(master, 1 << 16):
-            found += piece
-    return found.decode().splitlines()
+    while not found.endswith(f"{END}\r\n".encode()):
+        found += os.read(master, 1 << 16)
+    return found.decode().splitlines()[:-1]
 
 
 @pytest.mark.parametrize("columns", [40, 79, 80, 200])
@@ -84,7 +84,7 @@ def test_a_plan_is_read_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> No
     with terminal(80) as (stream, master):
         monkeypatch.setattr("sys.stdout", stream)
         assert main(["plan", "--set", "cluster.probe=false"]) == 0
-        told = printed(master)
+        told = printed(stream, master)
     assert any(line.startswith("plan ") for line in told) and all(len(line) <= 80 for line in told)
 
 
@@ -99,7 +99,7 @@ def test_a_report_is_read_on_eighty_columns(tmp_path: Path, monkeypatch: pytest.
     with terminal(80) as (stream, master):
         monkeypatch.setattr("sys.stdout", stream)
         assert main(["report", str(tmp_path)]) == 0
-        told = printed(master)
+        told = printed(stream, master)
     path = str(tmp_path / "report.html")  # is one word, however long
     assert any(line.startswith("verdict  data-bound") for line in told)
     assert all(len(line) <= 80 or path in line for line in told)
