@@ -364,6 +364,30 @@ def test_adapters_in_other_words(notes: str, rank: int, base: str, attention_onl
     assert ("adapters of rank 16 assumed" in marks) == ("rank" not in notes and "r=" not in notes)
 
 
+@pytest.mark.parametrize(
+    ("notes", "rank", "marks"),
+    [
+        ("LoRA of attention; memory of rank 0", 16, ["adapters of rank 16 assumed"]),
+        ("LoRA of attention, head dim 128, rank: 8", 8, []),
+        ("lora_rank=32, attention", 32, []),
+        ("DeepSeek R1, LoRA of attention", 16, ["adapters of rank 16 assumed"]),
+        ("LoRA, rank 8, flash attention 2", 8, ["adapters beside attention assumed"]),
+        ("QLoRA of attention, rank 64, AdamW 8-bit", 64, []),
+        ("QLoRA of attention, rank 64, 8-bit AdamW", 64, []),
+    ],
+)
+def test_what_is_said_of_others_is_no_rank_and_no_place_of_adapters(notes: str, rank: int, marks: list[str]) -> None:
+    found: list[str] = []
+    spec, attention_only, reason = adapter_of(replace(LLAMA, notes=notes), found)
+    assert spec is not None and (spec.rank, attention_only, reason) == (rank, True, "")
+    assert found == marks
+
+
+@pytest.mark.parametrize("notes", ["all weights, no LoRA", "full, not QLoRA", "non-LoRA baseline", "LoRA-free"])
+def test_a_row_without_adapters_trains_all(notes: str) -> None:
+    assert adapter_of(replace(LLAMA, notes=notes), []) == (None, False, "")
+
+
 @pytest.mark.parametrize("program", ["pytorch-fsdp2", "megatron-lm", "trl"])
 def test_frozen_weights_rest_in_two_bytes_and_adapters_alone_have_gradients_and_moments(program: str) -> None:
     """Of 6.74e9 weights 13.5 GB; of 16.8e6 in adapters 16 or 18 bytes each, 0.3 GB."""
@@ -401,10 +425,16 @@ def test_weights_in_four_bits_are_shards_of_fsdp_and_whole_on_copies() -> None:
         ("10 of 80 layers", 20, 0.875), ("1 of 2", 4, 0.5), ("recompute_num_layers=1", 4, 0.75),
         ("recompute_num_layers=8", 4, 0.0), ("memory budget 0.5", 4, 0.5), ("activation_memory_budget=1.0", 4, 1.0),
         ("full", 4, None), ("selective", 4, None), ("10 of many", 4, None),
+        ("recompute_method=uniform recompute_num_layers=1", 4, None),
     ],
 )  # fmt: skip
 def test_recompute_of_a_part(word: str, layers: int, kept: float | None) -> None:
     assert part_kept(recompute_of(word), layers) == kept
+
+
+def test_what_megatron_computes_again_by_equal_parts_is_all() -> None:
+    """`--recompute-num-layers` is then how many layers have one input kept."""
+    assert recompute_of("recompute_method=uniform recompute_num_layers=1") == "full"
 
 
 def test_recompute_of_a_part_is_a_budget() -> None:
@@ -432,6 +462,10 @@ def test_a_model_that_is_trained_in_bf16_has_ten_bytes_a_weight_at_its_update() 
     assert "flat gradients" not in narrow
     named = held_by(notes="weights and moments in bf16", micro_batch=1, **{**row, "program": "deepspeed"})
     assert named["flat gradients"] > 0 and "roots" not in named, "its own optimizer makes them flat"
+    by_class = {**row, "n_devices": 8, "dp": 8, "global_batch": 8, "zero_stage": "2"}
+    assert "roots" not in held_by(notes="weights and moments in bf16", micro_batch=1, **by_class), "ZeRO is DeepSpeed's"
+    fused = held_by(notes="weights and moments in bf16; adamw_torch_fused", micro_batch=1, **row)
+    assert "roots" not in fused, "one kernel reads and writes each weight"
 
 
 @pytest.mark.parametrize(
@@ -439,6 +473,7 @@ def test_a_model_that_is_trained_in_bf16_has_ten_bytes_a_weight_at_its_update() 
     [
         ("2", "overlap_comm, buckets of 5e8", "deepspeed", 1e9), ("2", "", "deepspeed", 5e8),
         ("3", "overlap_comm", "deepspeed", 5e8), ("1", "", "deepspeed", 5e8),
+        ("2", "no overlap_comm", "deepspeed", 5e8), ("2", "overlap_comm=False", "deepspeed", 5e8),
         ("0", "", "deepspeed", 25 * 2**19), ("2", "", "transformers", 0),
     ],
 )  # fmt: skip
@@ -457,6 +492,11 @@ def test_copies_of_torch_have_their_gradients_in_buckets_too() -> None:
     assert held["communication buffers"] == pytest.approx(4 * 6.738e9, rel=0.001)
     assert held["roots"] > 0
     assert "roots" not in held_by(program="nanogpt", **row), "its AdamW is the fused one"
+    views = held_by(program="ddp", notes="gradient_as_bucket_view, fused AdamW", **row)
+    assert views["communication buffers"] == 25 * 2**20
+    assert "roots" not in views
+    plain = held_by(program="ddp", notes="gradient_as_bucket_view=False, no fused AdamW", **row)
+    assert plain["communication buffers"] == held["communication buffers"] and plain["roots"] == held["roots"]
 
 
 def test_logits_of_liger_are_never_there_at_once() -> None:
@@ -466,5 +506,7 @@ def test_logits_of_liger_are_never_there_at_once() -> None:
         [sum(held_by(notes=notes, vocab=vocab, **row)[name] for name in names) for vocab in (32_000, 256_000)]
         for notes in ("packed, Liger kernels", "packed")
     )
+    told = [held_by(notes=notes, vocab=256_000, **row)[names[0]] for notes in ("packed", "no Liger", "Liger off")]
+    assert told[0] == told[1] == told[2] > held_by(notes="Liger 0.5.2", vocab=256_000, **row)[names[0]]
     assert with_it[1] == pytest.approx(with_it[0], rel=0.01)
     assert without[1] > 3 * without[0] > 3 * with_it[0]

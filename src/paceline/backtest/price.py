@@ -11,7 +11,8 @@ import numpy as np
 
 from paceline.backtest.layout import spreads_experts, takes_tensor_ranks
 from paceline.backtest.rows import Case
-from paceline.backtest.words.settings import modules_of
+from paceline.backtest.schema import StepRow
+from paceline.backtest.words.settings import CLASS, modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -69,11 +70,17 @@ SECOND_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?2\b|\bflas
 NARROW_STATE = re.compile(
     r"(?:^|; )((?:weights,? and )?(?:moments|(?:optimizer )?states?)) (?:rest |are )?in (?:bf16|fp16|16 bits)\b"
 )
+# Before and after the name of what a row may say it had, or had not; a version's "0.5" says nothing of that.
+NOT, OFF = r"(?<!no )(?<!not )(?<!without )", r'(?!"?(?: ?[=:])? ?(?:false\b|off\b|0(?![.\d])))'
 # Gradients go to one buffer while the other is reduced (`overlap_comm` of stage_1_and_2.py; ZeRO-3 has one).
-TWO_BUCKETS = re.compile(r"\boverlap_comm\b")
+TWO_BUCKETS = re.compile(NOT + r"\boverlap_comm\b" + OFF)
 # The head's product and the loss over some tokens at a time, whose logits are as many values as all tokens' inputs of
-# the head (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
-LIGER = re.compile(r"\bliger\b")
+# the head, or up to twice as many: tokens at a time are a power of two (Hsu et al. 2024, arXiv:2410.10989, section
+# 3.2; `fused_linear_cross_entropy_forward`, read 2026-11-30).
+LIGER = re.compile(NOT + r"\bliger\b" + OFF)
+# torch's AdamW in one kernel, and DistributedDataParallel whose gradients lie in its buckets.
+FUSED_UPDATE = re.compile(NOT + r"\b(?:fused[-_ ]adamw?|adamw?(?:_torch)?[-_ ]fused)\b" + OFF)
+BUCKET_VIEWS = re.compile(NOT + r"\bgradient_as_bucket_view\b" + OFF)
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -136,11 +143,7 @@ def software_of(case: Case) -> Software:
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
     found = with_modules(found, modules_of(case.row.recompute))
-    found = _with_narrow_state(found, case.row.notes.lower(), case.row.program.lower())
-    if LIGER.search(case.row.notes.lower()) and case.row.hidden and case.row.vocab:
-        found = replace(found, logit_share=case.row.hidden / case.row.vocab)
-    if found.fills_bucket and case.plans[0].zero < 3 and TWO_BUCKETS.search(case.row.notes.lower()):
-        found = replace(found, reduce_bucket=2 * found.reduce_bucket)
+    found = _with_buffers(_with_narrow_state(found, case.row), case)
     if ONCE_PER_NODE.search(case.row.notes.lower()):
         found = replace(found, sends_once_per_node=True)
         if found.name == MEGATRON.name and not case.row.attention_kernel:
@@ -168,20 +171,34 @@ def software_of(case: Case) -> Software:
     return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
 
 
-def _with_narrow_state(software: Software, notes: str, program: str) -> Software:
+def _with_buffers(software: Software, case: Case) -> Software:
+    """Return the conventions with what a row's notes say of buffers beside weights and their state."""
+    notes, found = case.row.notes.lower(), software
+    if LIGER.search(notes) and case.row.hidden and case.row.vocab:
+        found = replace(found, logit_share=case.row.hidden / case.row.vocab)
+    if found.fills_bucket and case.plans[0].zero < 3 and TWO_BUCKETS.search(notes):
+        found = replace(found, reduce_bucket=2 * found.reduce_bucket)
+    if FUSED_UPDATE.search(notes):
+        found = replace(found, roots_at_once=False)
+    return replace(found, copies_to_buckets=False) if BUCKET_VIEWS.search(notes) else found
+
+
+def _with_narrow_state(software: Software, row: StepRow) -> Software:
     """Return the conventions with what a row's notes say is kept in 16 bits.
 
     Example: "weights and moments in bf16" is a model that was loaded in bf16 and is trained so, 8 bytes a weight with
-    its gradient; of "optimizer states in bf16" the weights that are updated stay in fp32. Where DeepSpeed is not named,
-    that is torch's own AdamW.
+    its gradient; of "optimizer states in bf16" the weights that are updated stay in fp32. Where neither DeepSpeed nor
+    one of its classes of ZeRO is named, that is torch's own AdamW.
     """
-    said = NARROW_STATE.search(notes)
+    said = NARROW_STATE.search(row.notes.lower())
     if said is None:
         return software
     if "weights" not in said[1]:
         return replace(software, moment_bytes=2)
     own = replace(software, roots_at_once=not software.master_weights)
-    if software.name == DEEPSPEED.name and "deepspeed" not in program:
+    stage = CLASS.match(row.zero_stage.lower().strip())
+    is_named = "deepspeed" in row.program.lower() or (stage is not None and stage[1] != "0")
+    if software.name == DEEPSPEED.name and not is_named:
         own = replace(DDP, fused=False, fuses_compiled=False, logit_share=0.0, guessed=software.guessed)
     return replace(own, moment_bytes=2, weight_bytes=2, gradient_bytes=2, reduce_bytes=2)
 

@@ -194,8 +194,9 @@ def _has_gelu_in_pieces(row: StepRow) -> bool:
 def _has_norms_in_pieces(row: StepRow, shape: TransformerShape) -> bool:
     """Return whether a row's model is a Llama of Transformers that was not compiled: norms an operator after the other.
 
-    DeepSpeed's own engine takes a module as it is, and who gives it a Llama has it from there, unless notes tell of
-    others. Example: a Qwen3 by Accelerate is, a GPT by the same has norms of torch.
+    DeepSpeed's own engine takes a module as it is, and who gives it a Llama is taken to have it from there.
+
+    Example: a Qwen3 by Accelerate is, a GPT by the same has norms of torch.
     """
     is_llama = shape.gated and not shape.layer_norm and shape.positions == "rotary"
     is_module = is_around_transformers(row.program) or OF_TRANSFORMERS.search(row.notes.lower())

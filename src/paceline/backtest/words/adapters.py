@@ -8,14 +8,17 @@ from paceline.backtest.schema import StepRow
 from paceline.spec.adapt.adapter import NF4, AdapterSpec
 
 # Weights beside a model's own; a network's adapter is none of them.
-LORA = re.compile(r"(?<![a-z])q?lora\b")
+LORA = re.compile(r"(?<!no )(?<!not )(?<!non-)(?<!without )(?<![a-z])q?lora(?![a-z]|-free)")
 OTHERS = re.compile(r"\b(?:with|by) adapters?\b|\badapters? ?(?:v2|fine|tun|train|method)")
 UNLIKE = re.compile(r"\b(?:dora|adalora|ia3|prefix tuning)\b")
 FOUR_BITS = re.compile(r"\bqlora\b|\bnf4\b|\b4[- ]?bits?\b")
 QUANTIZED = re.compile(r"quantization (?!none)")
-OTHER_BITS = re.compile(r"\bint8\b|\b8[- ]?bits?\b|\bfp4\b")
-RANK = re.compile(r"\b(?:lora[-_ ])?(?:rank|r|dim) ?=? ?(\d+)\b")
+# An optimizer's own bits are none of the weights'.
+OTHER_BITS = re.compile(r"\b(?:int8|fp4)\b|(?<!adam )(?<!adamw )\b8[- ]?bits?\b(?! (?:paged )?(?:adam|lion|optimizer))")
+# Rank 0 is a process, R1 a model, and a dimension alone one of the network's.
+RANK = re.compile(r"(?<![a-z])(?:rank|r(?!1\b)|(?:lora|adapter)[-_ ]dim) ?[=:]? ?([1-9]\d*)\b")
 EVERY_LAYER = re.compile(r"\b(?:all|every)[- ]linear\b")
+ATTENTION = re.compile(r"(?<!flash )(?<!flash-)(?<!fused )\battention\b")  # a kernel is no place of adapters
 # Where a row says neither: peft's own layers of Llama are those of queries and values, and NeMo's recipes for speed
 # have those of attention's first product (both from memory); ranks of published tables lie between 8 and 64.
 ASSUMED_RANK = 16
@@ -40,7 +43,7 @@ def adapter_of(row: StepRow, marks: list[str]) -> tuple[AdapterSpec | None, bool
     rank, everywhere = RANK.search(notes), EVERY_LAYER.search(notes) is not None
     if not rank:
         marks.append(f"adapters of rank {ASSUMED_RANK} assumed")
-    if not everywhere and "attention" not in notes:
+    if not everywhere and not ATTENTION.search(notes):
         marks.append("adapters beside attention assumed")
     if everywhere and row.experts:
         return None, False, "adapters of experts"

@@ -31,7 +31,7 @@ CLASS = re.compile(r"^(?:deep\s?speed)?[-_ ]*(?:zero|stage|z)?[-_ ]*(?:dp|stage)
 DISTRIBUTED_OPTIMIZER = re.compile(r"dist(ributed)?[-_ ]*(fused[-_ ]*adam|opt)|^true$|^yes$")
 RECOMPUTE = (
     ("none", r"^(none|no|off|false|0|disabled|nothing|save[-_ ]?all|everything_saveable)$"),
-    ("full", r"^(full|true|yes|on|1|all|every|always|nothing_saveable|uniform)\b|^full[-_ /]"),
+    ("full", r"^(full|true|yes|on|1|all|every|always|nothing_saveable)\b|^full[-_ /]|\buniform\b"),
 )
 # Modules that Megatron-LM's selective recompute may name, as tables write them; attention's core is what it computes
 # again unless they are named (`recompute_modules` of core/transformer/transformer_config.py, read 2026-11-28).
@@ -105,8 +105,9 @@ def recompute_of(text: str) -> str:
 def part_kept(text: str, layers_of_stage: int) -> float | None:
     """Return the part of what layers keep that a table's word for its recompute leaves kept; None where it says none.
 
-    A stage's layers are those of one of its chunks: Megatron-LM counts in each (`_checkpointed_forward` of
-    core/transformer/transformer_block.py, from memory).
+    A stage's layers are those of one of its chunks: Megatron-LM counts in each by its `block`, and by its `uniform`
+    computes all again (`_checkpointed_forward` of core/transformer/transformer_block.py, read 2026-11-30). Where a
+    table does not say which, it is `block`: the other would be written as full.
 
     Example: "10 of 80 layers" keeps 7/8, "recompute_num_layers=1" of chunks of four 3/4, and "memory budget 0.5" half.
     """

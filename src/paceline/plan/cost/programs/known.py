@@ -126,7 +126,9 @@ MEGATRON_DEEPSPEED = replace(
 # ZeRO-2 and 3 of its own engine reduce in every backward pass, in the dtype that it trains in
 # (`communication_data_type` of runtime/engine.py, read 2026-11-28); weights rest in 16 bits. The engine takes a module
 # as it is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone. ZeRO sets the buffer aside before
-# it knows how many gradients there are (`ipg_buffer` of stage_1_and_2.py, `__ipg_bucket_flat_buffer` of stage3.py).
+# it knows how many gradients there are (`ipg_buffer` of stage_1_and_2.py, `__ipg_bucket_flat_buffer` of stage3.py); its
+# ZeRO-1 had none for years (`contiguous_gradients = False` of `_configure_zero_optimizer`), has it in the newest
+# engine, and rows do not tell the version (read 2026-11-30).
 DEEPSPEED = replace(
     MEGATRON_DEEPSPEED,
     name="DeepSpeed",
@@ -201,7 +203,8 @@ FSDP2 = Software(
 KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
 # DistributedDataParallel: whole copies, reduced in fp32 in every backward pass, in buckets of their own unless it is
 # told `gradient_as_bucket_view`. torch's AdamW goes over lists of tensors unless it is told `fused`: `_foreach_sqrt`
-# of `_multi_tensor_adamw` gives the roots of all second moments before one weight is updated (both from memory).
+# of `_multi_tensor_adam` gives the roots of all second moments before one weight is updated (torch 2.13, both read
+# 2026-11-30). Transformers' trainer asks for `fused` since torch 2.8, which a row has to say.
 DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True, copies_to_buckets=True, roots_at_once=True)
 # It compiles the model with the loss in it (`model = torch.compile(model)` of train.py, whose forward pass returns the
 # loss): logits in bf16, and their gradients; its AdamW is the fused one. From memory of it.
