@@ -78,9 +78,10 @@ TWO_BUCKETS = re.compile(NOT + r"\boverlap_comm\b" + OFF)
 # the head, or up to twice as many: tokens at a time are a power of two (Hsu et al. 2024, arXiv:2410.10989, section
 # 3.2; `fused_linear_cross_entropy_forward`, read 2026-11-30).
 LIGER = re.compile(NOT + r"\bliger\b" + OFF)
-# torch's AdamW in one kernel, and DistributedDataParallel whose gradients lie in its buckets.
-FUSED_UPDATE = re.compile(NOT + r"\b(?:fused[-_ ]adamw?|adamw?(?:_torch)?[-_ ]fused)\b" + OFF)
-BUCKET_VIEWS = re.compile(NOT + r"\bgradient_as_bucket_view\b" + OFF)
+# torch's AdamW in one kernel, and DistributedDataParallel whose gradients lie in its buckets. Apex has a fused Adam too,
+# and lets go of a bucket once it is reduced (`allreduce_bucket` of apex/parallel/distributed.py, read 2026-11-30).
+FUSED_UPDATE = re.compile(NOT + r"\b(?:apex|fused[-_ ]adamw?|adamw?(?:_torch)?[-_ ]fused)\b" + OFF)
+BUCKET_VIEWS = re.compile(NOT + r"\b(?:apex|gradient_as_bucket_view)\b" + OFF)
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
