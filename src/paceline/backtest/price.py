@@ -78,7 +78,7 @@ TWO_BUCKETS = re.compile(NOT + r"\boverlap_comm\b" + OFF)
 # the head, or up to twice as many: tokens at a time are a power of two (Hsu et al. 2024, arXiv:2410.10989, section
 # 3.2; `fused_linear_cross_entropy_forward`, read 2026-11-30).
 LIGER = re.compile(NOT + r"\bliger\b" + OFF)
-# torch's AdamW in one kernel, and DistributedDataParallel whose gradients lie in its buckets. Apex has a fused Adam too,
+# torch's AdamW in one kernel, and DistributedDataParallel whose gradients lie in its buckets. Apex has a fused Adam,
 # and lets go of a bucket once it is reduced (`allreduce_bucket` of apex/parallel/distributed.py, read 2026-11-30).
 FUSED_UPDATE = re.compile(NOT + r"\b(?:apex|fused[-_ ]adamw?|adamw?(?:_torch)?[-_ ]fused)\b" + OFF)
 BUCKET_VIEWS = re.compile(NOT + r"\b(?:apex|gradient_as_bucket_view)\b" + OFF)
