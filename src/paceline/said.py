@@ -25,7 +25,12 @@ TERMINAL_VARIABLE = "PACELINE_TERMINAL"  # set for ranks whose standard output a
 
 def is_shown(stream: TextIO) -> bool:
     """Return whether a stream is shown on a terminal, through a supervisor too."""
-    return stream.isatty() or (stream is sys.stdout and TERMINAL_VARIABLE in os.environ)
+    return _is_terminal(stream) or (stream is sys.stdout and TERMINAL_VARIABLE in os.environ)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal: one of a script's own may have `write` and `flush`, and nothing else."""
+    return bool(getattr(stream, "isatty", bool)())
 
 
 def one_line(text: str) -> str:
@@ -56,7 +61,7 @@ def folded(text: str, stream: TextIO) -> str:
 def _columns(stream: TextIO) -> int:
     """Return how wide the terminal is that a stream is; 0 where it is none, or does not say."""
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+        return os.get_terminal_size(stream.fileno()).columns if _is_terminal(stream) else 0
     return 0
 
 

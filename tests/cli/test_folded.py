@@ -12,12 +12,12 @@ import struct
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import pytest
 
 from paceline.cli.main import main
-from paceline.said import folded, say_line
+from paceline.said import folded, is_shown, say_line
 
 END = "end of what was printed"
 PLAN = (
@@ -77,6 +77,27 @@ def test_nothing_is_folded_for_a_file_a_pipe_or_a_terminal_without_width() -> No
     with open(read, encoding="utf-8") as reader, open(write, "w", encoding="utf-8") as writer:  # noqa: PTH123 (descriptors)
         say_line(PLAN, writer)
         assert reader.readline() == f"{PLAN}\n"
+
+
+class Tee:
+    """What a script puts in the place of its output, to have it in a file as well."""
+
+    def __init__(self) -> None:
+        self.told = ""
+
+    def write(self, text: str) -> None:
+        """Keep a text."""
+        self.told += text
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+def test_an_output_of_a_scripts_own_gets_whole_lines() -> None:
+    """It was asked whether it is a terminal, which hardly any such class can tell."""
+    tee = Tee()
+    say_line(PLAN, cast(TextIO, tee))
+    assert tee.told == f"{PLAN}\n" and not is_shown(cast(TextIO, tee))
 
 
 def test_a_plan_is_read_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:

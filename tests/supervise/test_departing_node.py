@@ -16,6 +16,7 @@ from runs import records_of, steps_of, wait_for_step, wait_until, write_spec
 from paceline.errors import Requeue
 from paceline.lock import RunLock
 from paceline.run.survive.clouds.departing import Departing, Departure, departure_of
+from paceline.session.nodes import coordinate
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.generations import Generations
@@ -25,6 +26,7 @@ from paceline.supervise.crew import Crew
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.nodes.meeting import announce, find_meeting
 from paceline.supervise.nodes.member import Member
 
 HERE = "/proc/self/cwd/ends"  # another file for each process's directory
@@ -128,6 +130,38 @@ def test_a_node_that_is_asked_to_stop_as_it_leaves_ends_alone(tmp_path: Path, as
     assert fallen.called == "node 1 left at a notice, with ranks 2, 3"
     assert two.heard[1][-1] == {"end": Requeue.exit_code, "error": None}
     assert list(two.fleet.members) == [0] and not two.fleet.is_stopped()
+
+
+def test_a_node_whose_ranks_a_stop_has_ended_before_they_saved_does_not_leave(tmp_path: Path) -> None:
+    """They import anew, as a signal meets them, and survivors wait for them: the run went on though it was to stop."""
+    (tmp_path / "generation-5").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        two = TwoNodes(server, tmp_path)
+        for rank in (2, 3):
+            far = two.fleet._ranks[rank]
+            far.code = far.returncode = -signal.SIGTERM
+        two.generations._crew = Crew(list(two.fleet._ranks.values()), is_stopped=two.fleet.is_stopped)
+        two.fleet._hear(two.fleet.members[1], {"stopped": "received SIGTERM on node 1"})
+        fallen = two.generations._attended(5, tmp_path / "generation-5", None, None, is_new=True)
+    assert fallen.outcome == Outcome(Requeue.exit_code) and not fallen.called
+    assert two.fleet.is_stopped() and list(two.fleet.members) == [0, 1]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_coordinator_that_goes_says_so_only_while_it_is_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Over the address of the one that had taken the directory, whom nodes would not have found."""
+    ended = list[str]()
+    monkeypatch.setattr(coordinate, "_end_here", lambda lock, told, say: ended.append(told))
+    mine = announce(tmp_path, "127.0.0.1", 1, 0)
+    there = (
+        announce(tmp_path, "127.0.0.1", 2, 1) if is_lost else replace(mine, left="why", left_world=5, left_ranks=(0,))
+    )
+    lock = cast(RunLock, SimpleNamespace(run_dir=tmp_path, is_lost=is_lost))
+    coordinate._hand_over(lock, mine, lambda line: None, 5, [0], "why")
+    assert find_meeting(tmp_path) == there and ended
 
 
 def test_a_node_without_a_rank_of_the_world_leaves_it_when_it_is_asked_to_stop(tmp_path: Path) -> None:

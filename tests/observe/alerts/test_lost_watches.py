@@ -15,6 +15,7 @@ from runs import wait_until
 
 from paceline.lock import while_free
 from paceline.lock_file import NAME as LOCK_NAME
+from paceline.observe.alerts.process import _is_taken_over
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.observe.alerts.watch_of_run import tell_of_loss, watch_of
@@ -29,7 +30,7 @@ from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.load import load_spec
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.alerts import AlertSinkSpec, AlertsSpec
-from paceline.supervise.nodes.meeting import announce, find_meeting
+from paceline.supervise.nodes.meeting import announce, find_meeting, leave
 from paceline.supervise.ranks_lost import RanksLost
 
 LOSS_TIME = 1_700_000_100.0
@@ -150,6 +151,16 @@ def test_a_coordinator_that_lives_or_has_a_successor_is_not_told_lost(tmp_path: 
         assert find_meeting(run_dir) != lost
     wait_until(lambda: not losers())
     assert not down(run_dir) and not to.exists()
+
+
+def test_a_coordinator_that_goes_with_its_node_has_no_successor_yet(tmp_path: Path) -> None:
+    """Its watch took its word that it goes for another one's address: nobody told where none came."""
+    before = announce(tmp_path, "127.0.0.1", 1, 0)
+    assert find_meeting(tmp_path) == before
+    leave(tmp_path, before, 5, [1, 0], "node 0 left at a notice")
+    assert not _is_taken_over(tmp_path, before, 0.1)
+    announce(tmp_path, "127.0.0.1", 2, 1)
+    assert _is_taken_over(tmp_path, before, 60.0)
 
 
 def test_a_watch_on_a_node_where_a_sinks_variable_is_missing_tells_the_others_and_says_so(

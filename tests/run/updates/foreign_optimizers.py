@@ -164,3 +164,12 @@ class ForWideMatrices(Counting):
         if weight.dim() == 2 and min(weight.shape) >= 128:
             weight.grad /= weight.grad.abs().mean(0, keepdim=True) + 1e-8
         super().update(weight, group)
+
+
+class Refusing(Counting):
+    """Stops a run whose gradients have grown too large."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if float(weight.grad.norm()) > 1e4:
+            raise ValueError("gradients have exploded")
+        super().update(weight, group)

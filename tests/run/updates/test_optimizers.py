@@ -220,6 +220,7 @@ def foreign(name: str, **changes) -> OptimizerSpec:
         ("foreign_optimizers:Skipping", {}, "model"),
         ("foreign_optimizers:ForKernels", {}, "parameter"),
         ("foreign_optimizers:ForWideMatrices", {}, "parameter"),
+        ("foreign_optimizers:Refusing", {}, "element"),  # far beyond what a trial's first steps give it
         ("torch.optim:AdamW", {"amsgrad": True}, "element"),
         ("torch.optim:Rprop", {}, "element"),
         ("torch.optim:ASGD", {}, "element"),

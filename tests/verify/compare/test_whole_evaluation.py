@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -11,6 +12,8 @@ from test_whole_batch import checked, classifier, mean_and_rows, summed, task_of
 from torch import Tensor, nn
 
 from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.task.metrics.own import OwnMetric
+from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 
 
 class CentredWhenEvaluated(nn.Module):
@@ -75,3 +78,22 @@ def test_an_evaluation_that_follows_the_cut_of_its_rows_is_named(model: Any, met
 def test_a_loss_that_is_no_sum_in_training_is_told_as_that() -> None:
     found = checked(task_of(classifier, mean_and_rows)).first_difference
     assert found is not None and found.family == "loss not a sum over rows"
+
+
+def test_a_metric_whose_rows_cancel_is_held_against_their_size() -> None:
+    """A mean error that is nearly none: what rounds in its rows was told as a sum that follows the cut."""
+    given = torch.tensor([[1.0], [-1.0], [1.0], [-1.0 + 1e-4]], dtype=torch.float64)
+
+    def rounded(outputs: Tensor, batch: Any) -> Tensor:
+        return outputs[:, 0] + 1e-8 * len(outputs)  # as a kernel of fp32 does that takes more rows another way
+
+    def objective(model: nn.Module, rows: Tensor) -> tuple[Tensor, int]:
+        return model(rows).square().sum(), len(rows)
+
+    def apart(metric: Any) -> Any:
+        read = lambda start, size: (contextlib.nullcontext(), given[start : start + size])  # noqa: E731
+        evaluation = Evaluation(nn.Identity(), objective, [OwnMetric(metric, "bias")], read)
+        return evaluation_apart(evaluation, [(4,), (2, 2), (1, 1, 1, 1)], 0.0)
+
+    assert apart(rounded) is None
+    assert apart(lambda outputs, batch: outputs[:, 0] + 1e-4 * len(outputs)).name == "the metric bias"

@@ -55,7 +55,7 @@ def _is_taken_over(run_dir: Path, before: Meeting | None, seconds: float) -> boo
     """Return whether another node coordinates the run within so many seconds: it watches the run, and tells of it."""
     patience = Patience(seconds)
     while not patience.is_over:
-        if find_meeting(run_dir) not in (before, None):
+        if (there := find_meeting(run_dir)) is not None and there.follows(before):
             return True
         time.sleep(LOOK_SECONDS)  # for a node to be elected
     return False

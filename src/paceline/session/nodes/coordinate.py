@@ -222,7 +222,8 @@ def _server(host: str, port: int) -> socket.socket:
 def _hand_over(lock: RunLock, meeting: Meeting, say: Say, world: int, ranks: Collection[int], because: str) -> None:
     """End this process at once: its machine is about to end, and a node that stays may take the lock."""
     with contextlib.suppress(StorageError):  # it is lost then, as the next coordinator finds, with its ranks
-        leave(lock.run_dir, meeting, world, ranks, because)
+        if not lock.is_lost:  # else another one is announced there by now, whom the nodes would find no more
+            leave(lock.run_dir, meeting, world, ranks, because)
     _end_here(lock, "nodes    this coordinator goes with its node: another takes its place", say)
 
 

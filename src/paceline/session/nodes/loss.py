@@ -45,7 +45,7 @@ class LossTeller:
         while not self._is_stopped():
             with while_free(run_dir) as is_free:
                 if find_meeting(run_dir) != meeting:
-                    return  # another node coordinates the run, and tells of it
+                    return  # another node coordinates the run, and tells of it; or this one has gone with its node
                 if is_free:
                     watch = tell_of_loss(run, run_dir, name_of(self._spec), sinks, lost, self._say)
                     break

@@ -302,7 +302,9 @@ class Generations:
         if left and crew.endings and outcome == Outcome(Requeue.exit_code):
             # A machine that leaves may be asked to stop as its ranks end, and that is no stop of the run.
             leaving = sorted(crew.endings)
-            called = "" if self._is_stopped(leaving) else self._machines.part_with(leaving)
+            have_saved = all(ending.code == Requeue.exit_code for ending in crew.endings.values())  # not ended by it
+            is_stopped = self._is_stopped(leaving if have_saved else ())
+            called = "" if is_stopped else self._machines.part_with(leaving)
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(

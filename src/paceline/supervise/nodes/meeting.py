@@ -34,7 +34,11 @@ class Meeting:
     process: int
     left: str = ""
     left_world: int = 0
-    left_ranks: Collection[int] = ()
+    left_ranks: tuple[int, ...] = ()
+
+    def follows(self, before: Meeting | None) -> bool:
+        """Return whether this is another coordinator than the one before, and not that one with word that it goes."""
+        return before is None or self.secret != before.secret
 
     @property
     def address(self) -> tuple[str, int]:
@@ -68,6 +72,7 @@ def _write(run_dir: Path, meeting: Meeting) -> None:
 def find_meeting(run_dir: Path) -> Meeting | None:
     """Return where the coordinator was last, or None."""
     try:
-        return Meeting(**json.loads((run_dir / NAME).read_text()))
+        told = json.loads((run_dir / NAME).read_text())
+        return Meeting(**{**told, "left_ranks": tuple(told.get("left_ranks", ()))})  # as it was written: a list is none
     except (OSError, ValueError, TypeError):
         return None

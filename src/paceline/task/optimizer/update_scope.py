@@ -88,7 +88,9 @@ def _tried(use: Use) -> Use:
 
 def _widest(use: Use, wholes: Sequence[Tensor], generator: torch.Generator) -> str:
     """Return the widest scope that any run shows."""
-    found = {_scope(use, wholes, run) for run in (_few, _many, _ladder)}
+    found = {_scope(use, wholes, run) for run in (_few, _many)}
+    with contextlib.suppress(RuntimeError, ValueError):  # it stops at large gradients, or its matrices have no inverse
+        found.add(_scope(use, wholes, _ladder))
     if found == {"element"}:
         found |= {_scope(use, [whole], _few) for whole in _more_shapes(use, generator)}
     return next(scope for scope in ("model", "parameter", "element") if scope in found)

@@ -55,18 +55,20 @@ class Evaluation:
         """
         loss = weight = magnitude = 0.0
         totals: list[dict[str, npt.NDArray[np.float64]]] = [{} for _ in self.metrics]
+        sizes_of: list[dict[str, npt.NDArray[np.float64]]] = [{} for _ in self.metrics]  # signs aside
         with evaluating(self.model), buffers_kept(self.model), torch.no_grad():
             for outputs, rows, of_piece, items in self._pieces(sizes):
                 loss, magnitude, weight = loss + of_piece, magnitude + abs(of_piece), weight + items
-                for metric, total in zip(self.metrics, totals, strict=True):
+                for metric, total, size in zip(self.metrics, totals, sizes_of, strict=True):
                     for name, value in metric.measure(outputs, rows).items():
                         vector = value.double().reshape(-1).numpy()
                         total[name] = total.get(name, np.zeros_like(vector)) + vector
+                        size[name] = size.get(name, np.zeros_like(vector)) + abs(vector)
         by = weight or 1.0
         found = {LOSS: (loss / by, magnitude / abs(by))}
-        for metric, total in zip(self.metrics, totals, strict=True):
-            values = metric.values(total, LossTotal(loss, weight))
-            found |= {f"the metric {name}": (value, abs(value)) for name, value in values.items()}
+        for metric, total, size in zip(self.metrics, totals, sizes_of, strict=True):
+            values, of_rows = (metric.values(each, LossTotal(loss, weight)) for each in (total, size))
+            found |= {f"the metric {name}": (value, of_rows[name]) for name, value in values.items()}
         return found
 
     def _pieces(self, sizes: Sequence[int]) -> Iterator[tuple[object, Any, float, float]]:
@@ -97,9 +99,11 @@ def evaluation_apart(evaluation: Evaluation, cuts: Sequence[Sizes], reach: float
     except Exception:  # whatever a program says to rows that are not held out, or to fewer of them: the story tells
         return None
     for sizes, other in zip(cuts[1:], others, strict=True):
-        for name, (value, size) in whole.items():
-            cut, of_cut = other.get(name, (math.nan, 0.0))
-            least = max(size, of_cut, reach if name == LOSS else 0.0, 1e-300)
+        for name, (value, _) in whole.items():
+            cut, _ = other.get(name, (math.nan, 0.0))
+            # Rows may cancel, in pieces too: it is their own sizes that rounding is relative to.
+            of_rows = [size for each in (whole, *others) if math.isfinite(size := each.get(name, (0.0, 0.0))[1])]
+            least = max(*of_rows, reach if name == LOSS else 0.0, 1e-300)
             far = abs(cut - value) / least if math.isfinite(cut) else math.inf
             if math.isfinite(value) and far > MOST and again.get(name, (math.nan,))[0] == value:
                 return _told(name, value, cut, far, sizes)

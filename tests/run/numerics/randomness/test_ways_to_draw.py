@@ -327,3 +327,28 @@ def test_a_look_leaves_weights_that_the_program_moves_as_they_were() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     model(torch.ones(1, 4))
     assert not torch.equal(model.slow.weight, before["slow.weight"])
+
+
+class FollowsByData(nn.Module):
+    """A momentum encoder as MoCo's authors wrote it; and weights that are views of one tensor, of which one moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False).requires_grad_(False)
+        flat = torch.randn(2, 4, 4)
+        self.first, self.second = nn.Parameter(flat[0]), nn.Parameter(flat[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what all of them give."""
+        self.slow.weight.data = self.slow.weight.data * 0.5 + self.fast.weight.data * 0.5
+        self.first.data.mul_(0.5)
+        return self.fast(x) + self.slow(x) + x @ self.first + x @ self.second
+
+
+def test_a_look_leaves_weights_whose_data_the_program_replaces_as_they_were() -> None:
+    """No operator tells of new memory; and of weights in one tensor the last alone was put back."""
+    model = FollowsByData()
+    before = {name: (weight.clone(), weight.data_ptr()) for name, weight in model.named_parameters()}
+    survey(model, lambda model, batch: (model(batch).sum(), len(batch)), torch.ones(3, 4), CPU)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name][0]) and weight.data_ptr() == before[name][1], name

@@ -1,19 +1,22 @@
-"""Weights that a pass changes in place, put back after it: looks at a program must not change what is trained.
+"""Weights that a pass changes, put back after it: looks at a program must not change what is trained.
 
-A critic clamps its weights in its forward pass, and a momentum encoder follows there. Hardly any program does so, and
-weights are large: one is copied as it is about to be written.
+A critic clamps its weights in its forward pass, and a momentum encoder follows there: in place, or by other memory for
+its data (`weight.data = ...`), which no operator tells of. Hardly any program does so, and weights are large: one is
+copied as it is about to be written.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from paceline.task.models.held import is_spread
 
 
 class WeightsKept(TorchDispatchMode):
@@ -23,9 +26,12 @@ class WeightsKept(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        plain = [weight for weight in model.parameters() if not isinstance(weight, DTensor)]
-        self._weights = {place: weight for weight in plain if (place := _place_of(weight))}
-        self._kept: dict[int, Tensor] = {}
+        self._data = [(weight, weight.detach()) for weight in model.parameters() if _place_of(weight)]
+        # Several where weights are views of one flat tensor, of which an operator may write any part.
+        self._at: dict[int, list[Tensor]] = defaultdict(list)
+        for _, data in self._data:
+            self._at[_place_of(data)].append(data)
+        self._kept: dict[int, list[Tensor]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -34,21 +40,25 @@ class WeightsKept(TorchDispatchMode):
         schema = getattr(func, "_schema", None)  # operators of a higher order have none
         if schema is not None and schema.is_mutable:
             for written in tree_leaves((args, kwargs)):
-                if isinstance(written, Tensor) and (place := _place_of(written)) in self._weights.keys() - self._kept:
-                    self._kept[place] = self._weights[place].detach().clone()
+                if isinstance(written, Tensor) and (place := _place_of(written)) in self._at.keys() - self._kept:
+                    self._kept[place] = [data.clone() for data in self._at[place]]
         return func(*args, **kwargs)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        for weight, data in self._data:
+            if weight.data_ptr() != data.data_ptr():
+                weight.data = data
         with torch.no_grad():
-            for place, value in self._kept.items():
-                self._weights[place].copy_(value)
+            for place, values in self._kept.items():
+                for data, value in zip(self._at[place], values, strict=True):
+                    data.copy_(value)
         self._kept.clear()
 
 
 def _place_of(tensor: Tensor) -> int:
-    """Return where the memory of a tensor begins; 0 of what has none."""
-    if isinstance(tensor, DTensor) or tensor.device.type == "meta" or not tensor.numel():
+    """Return where the memory of a tensor begins; 0 of what has none, or is spread over ranks."""
+    if is_spread(tensor) or tensor.device.type == "meta" or not tensor.numel():
         return 0
     try:
         return tensor.untyped_storage().data_ptr()
