@@ -256,15 +256,15 @@ def _slow(folder: str, slowest: int) -> str:
         def slowly(path: Path, *given: Any) -> Any:
             if next(number) == 1 and here().rank == here().size - 1:
                 with (Path(folder) / "slow").open("wb", buffering=0) as file:
-                    for _ in range(25):
+                    for _ in range(80):
                         file.write(bytes(2**13))
                         threading.Event().wait(0.05)
             return writes(path, *given)
 
         patch.setattr(save, "write_shard", slowly)
         try:
-            through(training(Path(folder), asynchronous="off", hanging_after="0.3 s"))
-        except StorageError as error:  # of the last save, which a busy machine may not make in 0.3 s either
+            through(training(Path(folder), asynchronous="off", hanging_after="1.2 s"))
+        except StorageError as error:  # of the last save, which a busy machine may not make in 1.2 s either
             return error.what
     return "complete"
 

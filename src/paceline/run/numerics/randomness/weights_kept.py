@@ -33,6 +33,11 @@ class WeightsKept(TorchDispatchMode):
             self._at[_place_of(data)].append(data)
         self._kept: dict[int, list[Tensor]] = {}
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: within other modes what a program compiles runs uncompiled, and a survey would not tell of it."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
