@@ -35,7 +35,7 @@ class WeightsKept(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True: within other modes what a program compiles runs uncompiled, and a survey would not tell of it."""
+        """Return True: within other modes what a program compiles runs uncompiled, and surveys would not tell of it."""
         return True
 
     def __torch_dispatch__(
