@@ -33,7 +33,7 @@ TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elemen
 LADDER = tuple(1e-3 * 1.5**rung for rung in range(46))  # up to 8e4
 LAST_PLACES = 2e-6  # of weights of the ladder, which are near 1: smaller changes are rounding
 
-Run = Callable[[Use, Sequence[Tensor]], list[Tensor]]
+UpdateOnce = Callable[[Use, Sequence[Tensor]], list[Tensor]]
 
 
 def scope_known(use: Use) -> Use:
@@ -107,7 +107,7 @@ def _more_shapes(use: Use, generator: torch.Generator) -> list[Tensor]:
     return found
 
 
-def _scope(use: Use, wholes: Sequence[Tensor], run: Run) -> str:
+def _scope(use: Use, wholes: Sequence[Tensor], run: UpdateOnce) -> str:
     """Return what the updates of a run depend on, which gives the changes of each parameter as [looks, ...]."""
     alone = [change for whole in wholes for change in run(use, [whole])]
     if not _same_in_each(alone, run(use, wholes)):

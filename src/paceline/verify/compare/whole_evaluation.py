@@ -36,7 +36,7 @@ LIKELY = (
 LOSS = "the loss in evaluation mode"
 # (the first row, how many) -> a block in which random numbers are theirs, and the rows
 Read = Callable[[int, int], tuple[contextlib.AbstractContextManager[object], Any]]
-Sizes = Sequence[int]
+PieceSizes = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Evaluation:
             hook.remove()
 
 
-def evaluation_apart(evaluation: Evaluation, cuts: Sequence[Sizes], reach: float) -> FirstDifference | None:
+def evaluation_apart(evaluation: Evaluation, cuts: Sequence[PieceSizes], reach: float) -> FirstDifference | None:
     """Return what says that an evaluation depends on how its rows are cut, None where it does not, or none can tell.
 
     The first of the cuts is the whole. `reach` is what a loss counts as at least.
@@ -110,7 +110,7 @@ def evaluation_apart(evaluation: Evaluation, cuts: Sequence[Sizes], reach: float
     return None
 
 
-def _told(name: str, whole: float, cut: float, far: float, sizes: Sizes) -> FirstDifference:
+def _told(name: str, whole: float, cut: float, far: float, sizes: PieceSizes) -> FirstDifference:
     rows, pieces = sum(sizes), " + ".join(map(str, sizes))
     return FirstDifference(
         quantity="whole batch", name=name, step=1, rank=0, relative=far, ratio=cut / whole if whole else math.nan,
