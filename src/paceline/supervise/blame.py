@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,12 @@ class ToldError:
     cause: bool
     exit_code: int
     words: Mapping[str, object]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return "rank 1", or "ranks 0, 2"."""
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def outcome_of(

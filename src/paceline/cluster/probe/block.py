@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from paceline.cluster.probe.records import PassTimes, TimedBlock
 
 FEW_TOKENS = 8
-ROUNDS = 7  # of passes on all rows, half of them and a few tokens, some 0.6 s with one core
+ROUNDS = 7  # of passes on a few tokens, all rows and half of them
 PASSES_OF_A_STEP = 3  # over a block's operators: one forward, and two for what backward has
 
 

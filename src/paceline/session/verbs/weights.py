@@ -83,7 +83,7 @@ def check_folder_name(out: Path) -> None:
     """Raise ConfigError where the name of a new folder is that of a file, which whoever gave it will look for."""
     if out.suffix.lower() in FILE_ENDINGS and not out.is_dir():
         what = f"'{out}' has the name of a file"
-        raise ConfigError(what, "a folder is written, with model.safetensors in it", f"'{out.with_suffix('')}'")
+        raise ConfigError(what, "a folder is written, with files of its own names in it", f"'{out.with_suffix('')}'")
 
 
 def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:

@@ -40,7 +40,7 @@ from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.again.survivors import state_of_worlds
 from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.again.unfinished import set_aside_unfinished
-from paceline.supervise.blame import Outcome, cause_is_known, outcome_of
+from paceline.supervise.blame import Outcome, cause_is_known, outcome_of, ranks_text
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import collect
@@ -168,7 +168,7 @@ class Generations:
         missing = sorted(taken.processes.keys() - taken.standing.keys())
         error: dict[str, object] | None = None
         if missing and not taken.left:  # which has nobody else on record
-            what = f"{lost} with rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            what = f"{lost} with {ranks_text(missing)}"
             error = {"what": what, "because": "", "rank": missing[0], "names_ranks": True}
         what = taken.left or what
         fallen = Fallen(Outcome(0, error), moments, False, taken.standing, "" if error else what)

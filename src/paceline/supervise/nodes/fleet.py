@@ -22,7 +22,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
-from paceline.supervise.blame import Outcome, leave_error
+from paceline.supervise.blame import Outcome, leave_error, ranks_text
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -140,7 +140,7 @@ class Fleet:
             self._let_go(member)
         self._in_world = [number for number in self._in_world if number not in numbers]
         names = f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        told = f"{names} left at a notice, with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        told = f"{names} left at a notice, with {ranks_text(ranks)}"
         if self.node in numbers:
             self._wait_for_parted()
             self.hands_over(_number_of(self._world), ranks, told)
@@ -188,8 +188,7 @@ class Fleet:
         self._say(f"nodes    node {member.number} is lost: {member.link.because}")
         if lost:
             died = WorkerDied(
-                f"node {member.number} ({member.host}) is lost with rank{'s' if len(lost) > 1 else ''} "
-                + ", ".join(map(str, sorted(lost))),
+                f"node {member.number} ({member.host}) is lost with {ranks_text(lost)}",
                 member.link.because,
                 "look after the node; started again there, the same command joins the run",
                 exit_code=128 - KILLED,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.errors import VerificationFailed
 from paceline.spec.journal.timing.clock import passed_seconds
-from paceline.supervise.blame import leave_error
+from paceline.supervise.blame import leave_error, ranks_text
 from paceline.supervise.pulses.pulse import STACK_SIGNAL, stack_path
 from paceline.supervise.pulses.rest import ASLEEP, IDLE_SHARE, WAITS_FOR_A_DISK, WANTS_A_CORE
 from paceline.supervise.pulses.sight import ProcessOf
@@ -157,8 +157,7 @@ class Standstill:
         for rank, (stack, wait) in enumerate(zip(stacks, waits, strict=True)):
             caller = called_by(stack)
             alike[f"{wait}, called by {caller}" if caller else wait].append(rank)
-        told = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} in {where}"
-                for where, ranks in alike.items()]  # fmt: skip
+        told = [f"{ranks_text(ranks)} in {where}" for where, ranks in alike.items()]
         because = f"all sleep in collectives, and nothing is on its way to any of them: {'; '.join(told)}"
         since = passed_seconds() - self._still_seconds
         return Suspect(tuple(range(self._ranks)), WHAT.format(ranks=self._ranks), because, since)

@@ -10,7 +10,7 @@ there are. Torch-free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from paceline.patience import programs_per_core
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import MEETS, TOLD
-from paceline.supervise.blame import LEFT_NO_ERROR, TRY_LEFT, leave_error
+from paceline.supervise.blame import LEFT_NO_ERROR, TRY_LEFT, leave_error, ranks_text
 from paceline.supervise.pulses.flight import missing_from, reached
 from paceline.supervise.pulses.pulse import PULSE_FOLDER
 from paceline.supervise.pulses.sight import (
@@ -191,8 +191,8 @@ class PulseWatch:
     def _left(self, ended: Collection[int], waiting: list[WatchedRank], now: float) -> Suspect:
         """Return ranks that have ended with code 0, for which others wait: they have failed, and nobody else."""
         pulse = waiting[0].pulse
-        what = f"{_names(ended)} of {self._ranks} ended with code 0 before {THEIR[len(ended) > 1]} peers were done"
-        waits = f"{_names(one.pulse.rank for one in waiting)} waited {TOLD[pulse.phase]} of step {pulse.step}"
+        what = f"{ranks_text(ended)} of {self._ranks} ended with code 0 before {THEIR[len(ended) > 1]} peers were done"
+        waits = f"{ranks_text(one.pulse.rank for one in waiting)} waited {TOLD[pulse.phase]} of step {pulse.step}"
         because = f"{LEFT_NO_ERROR}; {waits}, and nobody came"
         return Suspect(tuple(sorted(ended)), what, because, passed_seconds() - (now - pulse.since), {}, True)
 
@@ -208,7 +208,7 @@ class PulseWatch:
         pulse = first.pulse
         peers = {name for rank, name in waits_in.items() if name and rank not in ranks}
         everybody = len(named) == self._ranks > 1
-        subject = f"{_names(ranks)} of {self._ranks}"
+        subject = f"{ranks_text(ranks)} of {self._ranks}"
         what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
         kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
         of_what = "" if first.rests else " of an idle machine"
@@ -257,16 +257,10 @@ def _in_different(waits_in: Mapping[int, str]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for rank, name in sorted(waits_in.items()):
         ranks.setdefault(name or "no collective", []).append(rank)
-    each = [f"{_names(those)} in {name}" for name, those in ranks.items()]
+    each = [f"{ranks_text(those)} in {name}" for name, those in ranks.items()]
     return (
         [f"they wait in different collectives: {'; '.join(each)}"] if len(ranks) > 1 and any(waits_in.values()) else []
     )
-
-
-def _names(ranks: Iterable[int]) -> str:
-    """Return "rank 1", or "ranks 0, 2"."""
-    names = [str(rank) for rank in sorted(ranks)]
-    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _told_limit(seen: WatchedRank) -> str:
