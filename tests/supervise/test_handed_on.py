@@ -65,7 +65,7 @@ def test_each_fault_is_told_once_whoever_lives_to_tell_it(
 
     with take(tmp_path) as lock:
         machines = SimpleNamespace(
-            devices=lambda: 2, is_stopped=lambda: False, rung=lambda: RESTARTED, dismiss=lambda: None,
+            devices=lambda: 2, is_stopped=lambda leaving=(): False, rung=lambda: RESTARTED, dismiss=lambda: None,
             open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
             seated=lambda *given: (),
         )  # fmt: skip
@@ -83,7 +83,7 @@ def test_nothing_is_told_to_the_journal_of_another_start(tmp_path: Path) -> None
     first = tmp_path / "journal" / "0001.jsonl"
     first.write_bytes(line_of(started()))
     with take(tmp_path) as lock:
-        machines = SimpleNamespace(is_stopped=lambda: False, dismiss=lambda: None, devices=lambda: 2)
+        machines = SimpleNamespace(is_stopped=lambda leaving=(): False, dismiss=lambda: None, devices=lambda: 2)
         one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
         one._handed.hand(died(1))
         (tmp_path / lock_file.NAME).unlink()
