@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import DataError
 from paceline.observe.traces.summary import TraceSummary, summarise_trace
 from paceline.observe.traces.texts import trace_lines
-from paceline.observe.traces.trace_spans import class_of, length, overlap, own_seconds, read_trace, union
+from paceline.observe.traces.trace_spans import class_of, length, less, overlap, own_times, read_trace, union
 from paceline.run.trace.naming import COLLECTIVES, collective_of, named
 
 MS = 1000.0  # of a trace's unit
@@ -66,6 +66,24 @@ def test_a_cpus_step_is_told_by_class(tmp_path: Path) -> None:
     assert "25% was hidden" in "\n".join(lines) and lines[0].startswith("rank 3, steps 7 to 8: 100 ms each")
 
 
+def test_what_waits_for_a_collective_computes_nothing(tmp_path: Path) -> None:
+    """A function of autograd that gathers: the call returns at once, and Python waits for the bytes after it."""
+    events = [
+        *phases(1, 0),
+        event("_Move", 0, 50), event("c10d::allgather_", 0, 5), event("gloo:all_gather", 5, 40, "user_annotation", 2),
+        event("aten::copy_", 45, 3),
+        event("aten::mm", 50, 10), event("gloo:all_reduce", 50, 10, "user_annotation", 2),  # beside computing
+        # In one span, as a collective that blocks: what is around it computes for no moment of it either.
+        event("BackwardOfMove", 60, 20), event("c10d::reduce_scatter_", 61, 18),
+    ]  # fmt: skip
+    found = summary_of(written(tmp_path / "rank-3.json.gz", events))
+    by_name = {each.name: each.seconds for each in found.classes}
+    assert by_name["communication"] == pytest.approx(0.045 + 0.010 + 0.018)
+    assert by_name["element by element, and the rest"] == pytest.approx(0.002 + 0.002)
+    assert by_name["copies and casts"] == pytest.approx(0.003) and by_name["products"] == pytest.approx(0.010)
+    assert found.hidden_share == pytest.approx(10 / 73)
+
+
 def test_on_a_device_its_kernels_count_and_not_what_starts_them(tmp_path: Path) -> None:
     events = [
         *phases(1, 0), event("aten::mm", 0, 90),
@@ -117,7 +135,9 @@ def test_intervals() -> None:
         span.seconds = each["dur"]
     assert union(spans) == [(0, 10 * MS), (20 * MS, 25 * MS)] and length(union(spans)) == 15 * MS
     assert overlap([(0, 5), (8, 12)], [(4, 9), (11, 20)]) == 1 + 1 + 1
-    assert own_seconds(spans)[0] == pytest.approx(10 * MS - 3 * MS - 1 * MS, abs=1.1 * MS)
+    assert less([(0, 10), (12, 20)], [(2, 3), (9, 13), (19, 30)]) == [(0, 2), (3, 9), (13, 19)]
+    assert own_times(spans)[0] == [(0, 2 * MS), (6 * MS, 10 * MS)], "c begins in b and ends after it"
+    assert own_times(spans)[1:] == [[(2 * MS, 4 * MS)], [(4 * MS, 6 * MS)], [(20 * MS, 25 * MS)]]
 
 
 def test_classes_of_operators() -> None:

@@ -14,11 +14,14 @@ from paceline.observe.traces.trace_spans import (
     REST,
     STEP,
     RankTrace,
+    Times,
     TracedSpan,
     class_of,
+    joined,
     length,
+    less,
     overlap,
-    own_seconds,
+    own_times,
     union,
 )
 from paceline.spec.journal.record import number
@@ -30,6 +33,7 @@ FORECAST = {
     COMMUNICATION: ("collectives", "sends", "sync"), "gaps": ("host", "allocator"),
 }  # fmt: skip
 GAPS = "gaps"
+OPERATORS = "aten::"
 LEAST_SHARE = 0.001  # of a step: what is shorter is not told
 
 
@@ -77,19 +81,20 @@ def summarise_trace(trace: RankTrace, path: Path, forecast: Sequence[Mapping[str
     on_device = [span for span in within if span.kind in ON_DEVICE]
     sends = [span for span in within if _communicates(span)]
     if on_device:
-        work = [(span, span.seconds) for span in on_device]
+        work = [(span, [(span.begin, span.end)]) for span in on_device if not _communicates(span)]
         sends = [span for span in sends if span.kind in ON_DEVICE] or sends
+        sending = union(sends)
     else:
-        work = _operators(within, steps[0].line)
-    computing = union(span for span, _ in work if not _communicates(span))
-    sending = union(sends)
-    classes = _classes([(span, own) for span, own in work if not _communicates(span)], count, forecast)
+        sending = union(sends)
+        work = _operators(within, steps[0].line, sending)
+    computing = joined(each for _, times in work for each in times)
+    classes = _classes([(span, length(times)) for span, times in work], count, forecast)
     communication = length(sending) / count
     told = _forecast(forecast, COMMUNICATION)
     if communication > 0 or told:
         most = _most([(span, span.seconds) for span in sends], count)
         classes.append(TracedClass(COMMUNICATION, communication, told, most))
-    gaps = _gaps(within, union([*(span for span, _ in work), *sends]), count)
+    gaps = _gaps(within, joined([*computing, *sending]), count)
     idle = sum(seconds for _, seconds in gaps)
     classes.append(TracedClass("gaps of the host", idle, _forecast(forecast, GAPS), tuple(gaps[:3])))
     return TraceSummary(
@@ -122,8 +127,12 @@ COLLECTIVE_WORDS = frozenset({
 })  # fmt: skip
 
 
-def _operators(within: list[TracedSpan], main: tuple[object, object]) -> list[tuple[TracedSpan, float]]:
-    """Return the operators of a CPU with their own time, of every thread, waits in collectives too."""
+def _operators(within: list[TracedSpan], main: tuple[object, object], sending: Times) -> list[tuple[TracedSpan, Times]]:
+    """Return the operators of a CPU and when each computed by itself, of every thread.
+
+    What is no operator of torch's own (a function of autograd, a hook) calls others and waits: where bytes are on their
+    way in its own time, it waits for them.
+    """
     by_line: dict[tuple[object, object], list[TracedSpan]] = {}
     for span in within:
         if span.kind == "cpu_op" or (_communicates(span) and span.line == main):
@@ -131,7 +140,9 @@ def _operators(within: list[TracedSpan], main: tuple[object, object]) -> list[tu
     found = []
     for spans in by_line.values():
         spans.sort(key=lambda span: (span.begin, -span.end))
-        found += list(zip(spans, own_seconds(spans), strict=True))
+        for span, times in zip(spans, own_times(spans), strict=True):
+            if not _communicates(span):
+                found.append((span, times if span.name.startswith(OPERATORS) else less(times, sending)))
     return found
 
 

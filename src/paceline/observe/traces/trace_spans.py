@@ -27,6 +27,7 @@ CLASSES = (
 )  # fmt: skip
 REST = "element by element, and the rest"
 COMMUNICATION = "communication"
+Times = list[tuple[float, float]]  # in seconds, in order
 
 
 @dataclass(frozen=True)
@@ -85,26 +86,32 @@ def class_of(span: TracedSpan) -> str:
     return next((kind for kind, words in CLASSES if any(word in name for word in words)), REST)
 
 
-def own_seconds(spans: Sequence[TracedSpan]) -> list[float]:
-    """Return for each span of a thread, in the order of their beginnings, its time less that of spans inside of it."""
-    own, open_ones = [span.seconds for span in spans], list[int]()
+def own_times(spans: Sequence[TracedSpan]) -> list[Times]:
+    """Return for each span of a thread, in the order of their beginnings, when it ran and no later one inside of it."""
+    inside: list[Times] = [[] for _ in spans]
+    open_ones: list[int] = []
     for at, span in enumerate(spans):
         while open_ones and spans[open_ones[-1]].end <= span.begin:
             open_ones.pop()
-        if open_ones:
-            own[open_ones[-1]] -= min(span.end, spans[open_ones[-1]].end) - span.begin
+        for outer in open_ones:  # one that ends before this does is open still
+            inside[outer].append((span.begin, span.end))
         open_ones.append(at)
-    return [max(0.0, seconds) for seconds in own]
+    return [less([(span.begin, span.end)], joined(within)) for span, within in zip(spans, inside, strict=True)]
 
 
-def union(spans: Iterable[TracedSpan]) -> list[tuple[float, float]]:
+def union(spans: Iterable[TracedSpan]) -> Times:
     """Return when any of the spans ran, as intervals in order that do not touch."""
-    found: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda span: span.begin):
-        if found and span.begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], span.end))
+    return joined((span.begin, span.end) for span in spans)
+
+
+def joined(times: Iterable[tuple[float, float]]) -> Times:
+    """Return when any of the intervals is, in order and so that none touches another."""
+    found: Times = []
+    for begin, end in sorted(times):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
-            found.append((span.begin, span.end))
+            found.append((begin, end))
     return found
 
 
@@ -119,6 +126,24 @@ def overlap(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
             total += min(end, other[place][1]) - max(begin, other[place][0])
             place += 1
     return total
+
+
+def less(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Times:
+    """Return intervals without what other ones cover; both in order."""
+    left: Times = []
+    at = 0
+    for begin, end in one:
+        while at < len(other) and other[at][1] <= begin:
+            at += 1
+        place = at
+        while place < len(other) and other[place][0] < end:
+            if other[place][0] > begin:
+                left.append((begin, other[place][0]))
+            begin = max(begin, other[place][1])
+            place += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
 
 
 def length(intervals: Iterable[tuple[float, float]]) -> float:
