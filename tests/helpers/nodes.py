@@ -57,7 +57,7 @@ class Nodes:
                 *(self.within[number] if self.within else ()), sys.executable, "-m", "paceline", "train", self.spec,
                 "--nodes", self.count, "--node", number, "--rendezvous", f"{self.host}:{self.port}", *self.options,
             ]  # fmt: skip
-            folder = self._folder(number)
+            folder = self.folder(number)
             folder.mkdir(exist_ok=True)
             with self._said(number).open("a") as said:  # not a pipe, which would be full some day
                 self.processes[number] = Warm(
@@ -71,15 +71,16 @@ class Nodes:
         ending(process, timeout)
         return process.returncode, self._said(number).read_text()
 
-    def _folder(self, number: int) -> Path:
+    def folder(self, number: int) -> Path:
+        """Return the folder that a node runs in, and all that it starts."""
         return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}").resolve()
 
     def _said(self, number: int) -> Path:
-        return self._folder(number).with_suffix(".txt")
+        return self.folder(number).with_suffix(".txt")
 
     def running(self, number: int | None = None) -> dict[int, str]:
         """Return the processes of a node, or of all, that run: their names by number."""
-        folders = {self._folder(each) for each in ([number] if number is not None else range(self.count))}
+        folders = {self.folder(each) for each in ([number] if number is not None else range(self.count))}
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -110,4 +111,6 @@ class Nodes:
         for process in self.running():
             os.kill(process, signal.SIGKILL)
         for each in self.processes.values():
+            if each.poll() is None:
+                each.kill()
             each.communicate()
