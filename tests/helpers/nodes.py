@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runs import ending, environment
+from started.popen import Warm
 
 from paceline.supervise.nodes.held_in_memory import PREFIX
 
-MARK = "NODES_OF_A_TEST"
 PORTS = range(20_000, 29_000)  # below those that the system gives to connections
 
 
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 class Nodes:
-    """The supervisors of one run. All that they start has a mark in its environment."""
+    """The supervisors of one run. All that a node starts is known by the folder that it runs in, as nothing else is."""
 
     def __init__(self, spec: Path, count: int, *options: str, within: Sequence[Sequence[str]] = ()) -> None:
         """`within` are words before the command line of each node, which put it elsewhere."""
@@ -57,10 +57,12 @@ class Nodes:
                 *(self.within[number] if self.within else ()), sys.executable, "-m", "paceline", "train", self.spec,
                 "--nodes", self.count, "--node", number, "--rendezvous", f"{self.host}:{self.port}", *self.options,
             ]  # fmt: skip
+            folder = self.folder(number)
+            folder.mkdir(exist_ok=True)
             with self._said(number).open("a") as said:  # not a pipe, which would be full some day
-                self.processes[number] = subprocess.Popen(
-                    [str(word) for word in words], stdout=said, stderr=said, text=True,
-                    env=environment(**{MARK: f"{self.mark}-{number}"}), process_group=0,
+                self.processes[number] = Warm(
+                    [str(word) for word in words], stdout=said, stderr=said, text=True, env=environment(),
+                    process_group=0, cwd=folder,
                 )  # fmt: skip
 
     def ended(self, number: int, timeout: float = 120) -> tuple[int, str]:
@@ -69,19 +71,23 @@ class Nodes:
         ending(process, timeout)
         return process.returncode, self._said(number).read_text()
 
+    def folder(self, number: int) -> Path:
+        """Return the folder that a node runs in, and all that it starts."""
+        return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}").resolve()
+
     def _said(self, number: int) -> Path:
-        return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}.txt")
+        return self.folder(number).with_suffix(".txt")
 
     def running(self, number: int | None = None) -> dict[int, str]:
         """Return the processes of a node, or of all, that run: their names by number."""
-        mark = f"{MARK}={self.mark}-{'' if number is None else number}"
+        folders = {self.folder(each) for each in ([number] if number is not None else range(self.count))}
         found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
+        for process in Path("/proc").glob("[0-9]*"):
             try:
-                is_one = mark in (folder / "environ").read_text(errors="replace")
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                is_one = (process / "cwd").readlink() in folders
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
                 if is_one and state not in "ZX":
-                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+                    found[int(process.name)] = (process / "comm").read_text().strip()
             except OSError:  # it has ended meanwhile
                 continue
         return found
@@ -105,4 +111,6 @@ class Nodes:
         for process in self.running():
             os.kill(process, signal.SIGKILL)
         for each in self.processes.values():
+            if each.poll() is None:
+                each.kill()
             each.communicate()

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from started.popen import Warm
 
 from paceline.cli.main import main
 from paceline.patience import Patience
-from paceline.spec.journal.reading import final_steps, read_journal
+from paceline.spec.journal.reading import final_steps, parsed_line, read_journal, records_of_kind, starts_of
 
 SPEC = """
 [task]
@@ -49,6 +49,7 @@ log_every = "1 steps"
 
 
 STARTED: list[subprocess.Popen[str]] = []
+LOOK_SECONDS = 0.02  # between two looks at what is waited for
 
 
 def write_corpus(folder: Path) -> Path:
@@ -159,21 +160,34 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind."""
-    return [record for record in read_journal(run_dir) if record["kind"] == kind]
+    """Return the records of one kind. No other line is parsed: of a long run that is waited for that takes a core."""
+    found = [(number, record) for number, path in starts_of(run_dir) for record in records_of_kind(path, kind)]
+    return [{"attempt": number, **record} for number, record in found]
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout: float = 90) -> None:
     """Return as soon as the journal holds the step."""
-    patience = Patience(timeout)
+    patience, read = Patience(timeout), dict[Path, int]()
     while not patience.is_over:
         has_ended = process.poll() is not None  # asked first: what it has written since then is seen below
-        if any(record["step"] >= step for record in records_of(run_dir, "step")):
+        if any(made >= step for made in _new_steps(run_dir, read)):
             return
         if has_ended:
             raise AssertionError(f"ended before step {step}: {process.communicate()}")
-        time.sleep(0.01)
+        time.sleep(LOOK_SECONDS)
     raise AssertionError(f"no step {step} in {timeout} s")
+
+
+def _new_steps(run_dir: Path, read: dict[Path, int]) -> Iterator[int]:
+    """Yield the steps that were added since the last look; `read` are the bytes of each file that are known."""
+    for _, path in starts_of(run_dir):
+        with path.open("rb") as file:
+            file.seek(read.setdefault(path, 0))
+            lines, end, _ = file.read().rpartition(b"\n")
+        read[path] += len(lines) + len(end)
+        for record in filter(None, map(parsed_line, (line for line in lines.split(b"\n") if b'"step"' in line))):
+            if record["kind"] == "step":
+                yield int(str(record["step"]))
 
 
 def as_json(text: str) -> Any:
@@ -186,7 +200,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
     patience = Patience(timeout)
     while not condition():
         assert not patience.is_over, f"not in {timeout} s"
-        time.sleep(0.01)
+        time.sleep(LOOK_SECONDS)
 
 
 def is_running(pid: int) -> bool:

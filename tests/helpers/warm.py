@@ -20,6 +20,7 @@ import paceline.run.loop.training
 import paceline.verify.compare.in_a_group
 import paceline.verify.process.checks
 import paceline.verify.process.worker  # noqa: F401
+from paceline.cluster.here.collector import keep_for_good
 
 gc.collect()
-gc.freeze()  # or every rank's collections would go through all of it, and so copy it
+keep_for_good()  # or every rank's collections would go through all of it, and so copy it

@@ -31,8 +31,10 @@ ALWAYS = (
     "bf16: copies keep the casts of their first weights",
 )  # fmt: skip
 # Without a mistake every part of a proof runs, the story too. Of these, `make test` has others that are like them:
-# test_compare.py, test_low.py and test_no_false_alarm.py in tests/verify/ prove such layouts equal.
+# test_compare.py, test_low.py and test_no_false_alarm.py in tests/verify/ prove such layouts equal, and what the pages
+# of docs/ and test_verify_verb.py run are whole proofs of them.
 LONG_CONTROLS = (
+    "copies", "zero 3",
     "tied", "state on the host", "dropout", "stages, dropout", "experts", "experts, stages, bias", "zero 3, bf16",
     "experts, bf16", "metrics, tensor", "growing by noise", "LoRA with dropout, tensor", "selection", "largest losses",
     "four stages", "tensor ranks of four", "ring of four", "experts, tensor, bf16", "packed rows, shared sequences",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of, world_here
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -99,10 +99,10 @@ def counted(plan: Plan, adapter: AdapterSpec = WHOLE, experts: int = 0, masked: 
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     built.stepper.step(stream.at(0), 1e-3)
-    with WireCount() as count:
-        for kind in ("all_gather", "reduce_scatter"):  # this process ends with the test
+    with WireCount() as count, pytest.MonkeyPatch.context() as patch:
+        for kind in ("all_gather", "reduce_scatter"):
             for module in (exchange, sequence_attention):
-                setattr(module, kind, count.inside(kind, getattr(module, kind)))
+                patch.setattr(module, kind, count.inside(kind, getattr(module, kind)))
         built.stepper.step(stream.at(BATCH), 1e-3)
     return dict(count.buffer_bytes)
 
@@ -135,7 +135,7 @@ def test_counted_bytes_are_those_told(layout: str, recompute: str) -> None:
             Layout(**{layout: 2}), BATCH, precision="fp32", zero=zero, recompute=recompute, whole_gradients=whole
         )
         expected = told(plan)
-        for seen in run_ranks(counted, 2, plan):
+        for seen in run_kept(counted, 2, plan):
             for kind, value in expected.items():
                 assert seen[kind] == pytest.approx(value, rel=0.01), (zero, whole, kind)
 
@@ -146,7 +146,7 @@ def test_keys_of_packed_documents_are_gathered_once_and_again_in_recompute(recom
     for method in ("gather", "ring"):
         plan = plan_of(Layout(cp=2), BATCH, precision="fp32", recompute=recompute, cp_method=method, zero=1)
         expected = told(plan, masked=True)
-        for seen in run_ranks(counted, 2, plan, WHOLE, 0, True):
+        for seen in run_kept(counted, 2, plan, WHOLE, 0, True):
             for kind, value in expected.items():
                 assert seen[kind] == pytest.approx(value, rel=0.01), (method, kind)
 
@@ -159,7 +159,7 @@ def test_recompute_sends_tokens_to_their_experts_and_back_once_more() -> None:
     layout, crossed = Layout(dp_shard=2, ep=2), {}
     for recompute in ("none", "selective", "full"):
         plan = plan_of(layout, BATCH, precision="fp32", recompute=recompute)
-        crossed[recompute] = sum(seen["all_to_all"] for seen in run_ranks(counted, 2, plan, WHOLE, 4))
+        crossed[recompute] = sum(seen["all_to_all"] for seen in run_kept(counted, 2, plan, WHOLE, 4))
         task = task_of(WHOLE, 4)
         config = resolve_decoder(task.model, task.data.vocab, SEQ_LEN)
         where = resolve_cluster(ClusterSpec("a100-80", 2))[0]
@@ -179,5 +179,5 @@ def test_the_bytes_of_spread_four_bits_are_those_told(kind: str, recompute: str)
     size = resolve_decoder(decoder_task().model, decoder_task().data.vocab, SEQ_LEN)
     width = size.hidden * (size.heads + 2 * size.kv_heads) / size.heads
     expected["all_gather"] -= plan.accumulation * 0.5 * size.hidden * width
-    for seen in run_ranks(counted, 2, plan, adapter):
+    for seen in run_kept(counted, 2, plan, adapter):
         assert seen["all_gather"] == pytest.approx(expected["all_gather"], rel=1e-6)

@@ -21,6 +21,8 @@ import sys
 import warm  # noqa: F401
 from strict_json import be_strict
 
+from paceline.cluster.catalog.file import load_catalog
+from paceline.spec.load import parse_spec
 from started.become import PRISTINE, ROOMS, Aside, fork
 from started.command import read
 from started.popen import COLD, MOST_KEPT, Nested
@@ -47,6 +49,7 @@ def main() -> None:
             names["Popen"] = Nested
     be_strict()
     import_rooms(*TORCH_FREE)
+    load_catalog(), parse_spec("")  # of which every command reads the tables of the package, as they are
     assert not {"huggingface_hub", "transformers"} & set(sys.modules), "they have read the environment (command.py)"
     ROOMS.append(Aside("torch"))
     PRISTINE.append(Pristine("paceline"))

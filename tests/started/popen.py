@@ -24,7 +24,7 @@ from started.command import HASHES, Command, is_alike, read
 # Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
 # for its ranks' output and one for its alerts; torchrun one that says it is alive, and its store some without Python.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports",
-            "paceline-devices", "paceline-printer", "RendezvousKeepAliveTimer")  # fmt: skip
+            "paceline-devices", "paceline-printer", "paceline-beat", "RendezvousKeepAliveTimer")  # fmt: skip
 OF_A_STORE = "pt_tcpstore"
 COLD = subprocess.Popen
 MOST_KEPT = 4  # descriptors beside the three of standard streams

@@ -39,13 +39,10 @@ def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path, is_fir
     Where it has the first rank and the coordinator, both are elsewhere then.
     """
     run_dir = tmp_path / "run"
-    folders = [tmp_path / f"node-{number}" for number in range(3)]
-    for folder in folders:
-        folder.mkdir()
     nodes = Nodes(
         write_spec(tmp_path, run_dir, 3, "dp_shard = 3", precision="fp64"), 3,
         "--set", "task.stop=100000 steps", "--set", "run.recovery.standby=false",
-        "--set", f"run.recovery.notice_file={HERE}", within=[("env", "-C", str(folder)) for folder in folders],
+        "--set", f"run.recovery.notice_file={HERE}",
     )  # fmt: skip
     try:
         nodes.start()
@@ -54,7 +51,7 @@ def test_a_node_leaves_at_its_notice_and_the_others_go_on(tmp_path: Path, is_fir
         assert first == 0, "which has the first rank too"
         leaves = first if is_first else 1
         others = [number for number in range(3) if number != leaves]
-        (folders[leaves] / "ends").touch()
+        (nodes.folder(leaves) / "ends").touch()
         code, said = nodes.ended(leaves)
         assert code == 75, said
         stays = nodes.processes[others[-1]]

@@ -18,7 +18,7 @@ from paceline.cli.parser import add_spec_arguments, number, whole
 if TYPE_CHECKING:
     from paceline.spec.load import Spec
 
-EXAMPLE = "paceline train examples/stdlib-code.toml --steps 50 --run-dir runs/short"
+EXAMPLE = "paceline train examples/stdlib-code.toml --steps 30 --run-dir runs/short"
 CODES = (3, 4, 5, 6, 74, 75)
 
 

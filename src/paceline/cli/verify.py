@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.session.verbs.proofs import Verification
 
-EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
+EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2"
 CODES = (3, 4, 5, 6)
 
 

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.here.collector import keep_for_good
 from paceline.cluster.here.imported import TORCH_OF_A_RANK
 from paceline.lock import LOCK_VARIABLE
 from paceline.supervise.forked import leave, split
@@ -83,7 +84,7 @@ def prepare(kind: str) -> str:
 
     # Or every rank's collections would go through, and so copy, all that this process holds. It is not looked through
     # here either: ranks would wait for that, and it finds next to nothing.
-    gc.freeze()
+    keep_for_good()
     gc.enable()
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()

@@ -42,6 +42,7 @@ from paceline.supervise.told.place import Place
 from paceline.units import Amount
 
 STEPS, EACH = 8, 2
+TWO_LAYERS = dataclasses.replace(decoder_task().model, layers=2)
 LAYOUTS = [Layout(dp_shard=2), Layout(tp=2), Layout(dp_replicate=2), Layout(pp=2)]
 
 
@@ -50,7 +51,7 @@ def fp64(layout: Layout) -> Plan:
 
 
 def training(world: World, plan: Plan, run_dir: Path, task: Task | None = None, **saves: Amount) -> Training:
-    task = task or decoder_task(stop=Amount(STEPS, "steps"))
+    task = task or decoder_task(stop=Amount(STEPS, "steps"), model=TWO_LAYERS)
     saving = CheckpointsSpec(**saves)
     run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None, checkpoints=saving)
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())

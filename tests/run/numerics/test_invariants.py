@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 
@@ -52,7 +52,7 @@ def trained(layout: Layout, name: str = "", rank: int = 1) -> None:
     ids=str,
 )
 def test_no_correct_layout_is_stopped(layout: Layout) -> None:
-    assert run_ranks(trained, layout.devices, layout) == [None] * layout.devices
+    assert run_kept(trained, layout.devices, layout) == [None] * layout.devices
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def sent(layout: Layout) -> tuple[int, int]:
 
 
 def test_a_check_sends_no_more_among_more_ranks() -> None:
-    two, four = run_ranks(sent, 2, Layout(dp_shard=2)), run_ranks(sent, 4, Layout(dp_shard=4))
+    two, four = run_kept(sent, 2, Layout(dp_shard=2)), run_kept(sent, 4, Layout(dp_shard=4))
     assert {*two, *four} == {two[0]}
     assert two[0][0] == 2 * 5 + 1, "smallest and largest of the step's numbers, and whether any differ"
     assert two[0][1] == 0, "fingerprints are gathered where copies differ, to name a rank"
@@ -140,7 +140,7 @@ def skipped(odd: str = "") -> None:
 
 
 def test_a_skipped_step_does_not_stop_a_healthy_run() -> None:
-    assert run_ranks(skipped, 2) == [None, None]
+    assert run_kept(skipped, 2) == [None, None]
 
 
 @pytest.mark.parametrize("odd", ["the loss scale", "whether the step updated the weights"])

@@ -22,6 +22,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 
 STEPS, FEW = 50, 10
+TASK = decoder_task(model=dataclasses.replace(decoder_task().model, layers=2))
 REPLICATED = [Layout(dp_replicate=2), Layout(dp_replicate=4)]
 SHARDED = [Layout(dp_shard=2), Layout(dp_shard=4), Layout(dp_replicate=2, dp_shard=2)]
 CASES = [(layout, 3) for layout in REPLICATED] + [(layout, zero) for layout in SHARDED for zero in (1, 2, 3)]
@@ -52,7 +53,7 @@ def fp64(layout: Layout, batch: int = 13, **changes: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def one_device() -> list[tuple]:
-    reference = run_kept(curve, 1, decoder_task(), fp64(Layout()), STEPS)[0]
+    reference = run_kept(curve, 1, TASK, fp64(Layout()), STEPS)[0]
     assert reference[-1][0] < 0.7 * reference[0][0], "the reference learns"
     return reference
 
@@ -63,7 +64,7 @@ def one_device() -> list[tuple]:
     ids=str,
 )
 def test_fifty_losses_lie_on_the_single_device_curve(layout: Layout, zero: int, one_device: list[tuple]) -> None:
-    ranks = run_kept(curve, layout.devices, decoder_task(), fp64(layout, zero=zero), STEPS)
+    ranks = run_kept(curve, layout.devices, TASK, fp64(layout, zero=zero), STEPS)
     assert all(rank == ranks[0] for rank in ranks), "all ranks report the same numbers"
     assert_curves_close(ranks[0], one_device)
 
@@ -81,7 +82,7 @@ def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layo
 
 
 def test_more_ranks_than_rows() -> None:
-    task = decoder_task(global_batch=dataclasses.replace(decoder_task().global_batch, value=3))
+    task = dataclasses.replace(TASK, global_batch=dataclasses.replace(TASK.global_batch, value=3))
     (single,) = run_kept(curve, 1, task, fp64(Layout(), batch=3), 4)
     for layout in (Layout(dp_replicate=4), Layout(dp_shard=4)):
         ranks = run_kept(curve, 4, task, fp64(layout, batch=3), 4)
@@ -134,7 +135,7 @@ WHOLE = [Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=2), Layout(cp=2), L
 def test_whole_gradients_reduced_once_are_those_of_one_device(layout: Layout, one_device: list[tuple]) -> None:
     plan = fp64(layout, zero=3, whole_gradients=True)
     assert plan.accumulation > 1
-    ranks = run_kept(curve, layout.devices, decoder_task(), plan, FEW)
+    ranks = run_kept(curve, layout.devices, TASK, plan, FEW)
     assert_curves_close(ranks[0], one_device[:FEW])
 
 
@@ -153,6 +154,6 @@ def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_an_evaluation_leaves_no_trace_in_the_next_step(zero: int) -> None:
-    (single,) = run_kept(curve_with_evaluations, 1, decoder_task(), fp64(Layout()))
-    ranks = run_kept(curve_with_evaluations, 2, decoder_task(), fp64(Layout(dp_shard=2), zero=zero))
+    (single,) = run_kept(curve_with_evaluations, 1, TASK, fp64(Layout()))
+    ranks = run_kept(curve_with_evaluations, 2, TASK, fp64(Layout(dp_shard=2), zero=zero))
     assert_curves_close(ranks[0], single)

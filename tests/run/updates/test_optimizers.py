@@ -36,6 +36,7 @@ from paceline.verify.reference import plain_optimizer
 from paceline.verify.twin.task import twin_task
 
 STEPS, BATCH = 4, 13
+TWO_LAYERS = dataclasses.replace(decoder_task().model, layers=2)
 LAYOUTS = [
     (Layout(dp_replicate=2), 3),
     (Layout(dp_shard=2), 1),
@@ -92,7 +93,7 @@ def halves(model: nn.Module, decay: float) -> list[dict]:
 
 @pytest.mark.parametrize(("layout", "zero"), [(Layout(), 3), *LAYOUTS], ids=str)
 def test_sgd_equals_torch(layout: Layout, zero: int) -> None:
-    task = decoder_task(optimizer=OptimizerSpec(name="sgd", lr=0.2))
+    task = decoder_task(model=TWO_LAYERS, optimizer=OptimizerSpec(name="sgd", lr=0.2))
     expected = weights_by_hand(task, lambda model: torch.optim.SGD(halves(model, 0.1), lr=0.2, momentum=0.9))
     for whole in run_kept(weights_under, layout.devices, task, layout, zero):
         assert_same(whole, expected)
@@ -175,6 +176,7 @@ CASES = {
 }  # fmt: skip
 
 
+OF_MATRICES = ("muon", "adafactor")
 EVERY_TIME = ("rmsprop", "lion", "adafactor", "muon")  # one of each kind; the others differ in torch's code alone
 
 
@@ -182,11 +184,21 @@ EVERY_TIME = ("rmsprop", "lion", "adafactor", "muon")  # one of each kind; the o
     "name", [name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.deep) for name in CASES]
 )
 def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
-    spec, by_hand = CASES[name]
-    task = decoder_task(optimizer=spec)
-    expected = weights_by_hand(task, by_hand)
     layouts = [(Layout(), 3), (Layout(dp_shard=3), 3)]
-    for layout, zero in dict.fromkeys([*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]):
+    assert_equal_to_torch(name, layouts if name not in OF_MATRICES else [*layouts, LAYOUTS[1], LAYOUTS[-1]])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_rules_of_whole_matrices_equal_torch_on_every_layout(name: str) -> None:
+    assert_equal_to_torch(name, LAYOUTS)
+
+
+def assert_equal_to_torch(name: str, layouts: list[tuple[Layout, int]]) -> None:
+    spec, by_hand = CASES[name]
+    task = decoder_task(model=TWO_LAYERS, optimizer=spec)
+    expected = weights_by_hand(task, by_hand)
+    for layout, zero in layouts:
         for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
 
@@ -238,7 +250,7 @@ def test_optimizers_by_import_path_equal_their_plain_loop(name: str) -> None:
     def by_hand(model: nn.Module) -> torch.optim.Optimizer:
         return getattr(foreign_optimizers, name)(halves(model, 0.1), lr=1e-2, power=0.4)
 
-    task = decoder_task(optimizer=foreign(name))
+    task = decoder_task(model=TWO_LAYERS, optimizer=foreign(name))
     expected = weights_by_hand(task, by_hand)
     for layout, zero in [(Layout(), 3), (Layout(dp_shard=3), 3), (Layout(tp=2, dp_shard=2), 2)]:
         for whole in run_kept(weights_under, layout.devices, task, layout, zero):
@@ -307,7 +319,7 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=3), Layout(pp=2), Layout(tp=2, dp_shard=2)], ids=str)
 def test_groups_equal_those_of_a_plain_loop(layout: Layout) -> None:
-    model = dataclasses.replace(decoder_task().model, tied=True)
+    model = dataclasses.replace(TWO_LAYERS, tied=True)
     task = decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-6, groups=GROUPS))
     expected = weights_by_hand(task, grouped)
     for whole in run_kept(weights_under, layout.devices, task, layout, 3):
@@ -356,12 +368,12 @@ UNREACHED = decoder_task(model=Dropout, objective="next_token")
 @pytest.mark.parametrize(
     ("task", "before", "after"),
     [
-        (decoder_task(optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(dp_shard=2)),
-        (decoder_task(optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(tp=2)),
-        (decoder_task(optimizer=CASES["adafactor"][0]), Layout(), Layout(dp_shard=2)),
+        (decoder_task(model=TWO_LAYERS, optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(dp_shard=2)),
+        (decoder_task(model=TWO_LAYERS, optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(tp=2)),
+        (decoder_task(model=TWO_LAYERS, optimizer=CASES["adafactor"][0]), Layout(), Layout(dp_shard=2)),
         (dataclasses.replace(UNREACHED, optimizer=foreign("Counting")), Layout(dp_shard=2), Layout(dp_shard=2)),
         (dataclasses.replace(UNREACHED, optimizer=OptimizerSpec("nadam")), Layout(dp_shard=2), Layout(dp_shard=2)),
-        (decoder_task(optimizer=foreign("CountingInGroups")), Layout(dp_shard=2), Layout()),
+        (decoder_task(model=TWO_LAYERS, optimizer=foreign("CountingInGroups")), Layout(dp_shard=2), Layout()),
     ],
     ids=["muon", "muon moved", "adafactor moved", "foreign", "nadam", "counts in groups, moved"],
 )

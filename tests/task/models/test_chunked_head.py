@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from distributed import run_ranks
+from distributed import run_kept
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_huggingface import Rows, causal
 from tests_shared import VOCAB, decoder_task, plan_of, run_steps
@@ -240,7 +240,7 @@ def test_layouts_agree_in_chunks_and_whole() -> None:
     low = curve([plan_of(Layout(), precision="bf16", logits_elements=3 * VOCAB)])[0]
     assert_curves_close(low, whole, MEAN_LOSS_BF16)
     plans = [plan_of(Layout(dp_shard=2), **few), plan_of(Layout(dp_shard=2), **{**few, "precision": "bf16"})]
-    for exact, rounded in run_ranks(curve, 2, plans):
+    for exact, rounded in run_kept(curve, 2, plans):
         assert_curves_close(exact, whole)
         assert_curves_close(rounded, whole, MEAN_LOSS_BF16)
 
@@ -249,7 +249,7 @@ def test_ranks_of_more_and_of_fewer_logits_than_the_limit_do_not_wait_for_each_o
     """Those of one row were whole, and those of two in chunks: sharded ranks then waited for each other for ever."""
     between = {"precision": "fp64", "batch": 13, "logits_elements": SEQ * VOCAB * 3 // 2}
     (whole,) = curve([plan_of(Layout(), precision="fp64", batch=13)])
-    for (sharded,) in run_ranks(curve, 2, [plan_of(Layout(dp_shard=2), **between)], timeout_seconds=60):
+    for (sharded,) in run_kept(curve, 2, [plan_of(Layout(dp_shard=2), **between)], timeout_seconds=60):
         assert_curves_close(sharded, whole)
 
 
@@ -269,5 +269,5 @@ def proven(layouts: list[Layout]) -> list[CheckProof]:
 
 def test_one_device_rounds_the_heads_gradient_after_each_part_too() -> None:
     """With its logits whole it was off by eleven times what rounding may be: "NOT equal", and nothing was wrong."""
-    for proof in run_ranks(proven, 2, [Layout(dp_replicate=2), Layout(dp_shard=2)])[0]:
+    for proof in run_kept(proven, 2, [Layout(dp_replicate=2), Layout(dp_shard=2)])[0]:
         assert proof.equal, proof.first_difference

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from tests_shared import SEQ_LEN, PaddedText, decoder_task
 
 from paceline.run.process.world import join_world
@@ -76,7 +76,7 @@ def _proven(layout: Layout, seed: int) -> tuple[list[Any], list[dict[str, torch.
     ids=str,
 )
 def test_gradients_are_those_of_any_other_cut(layout: Layout, seed: int) -> None:
-    results = run_ranks(_proven, layout.devices, layout, seed)
+    results = run_kept(_proven, layout.devices, layout, seed)
     proofs, references = results[0]
     assert len(proofs) == CUTS and len(references) > 1
     for proof in proofs:

@@ -132,15 +132,16 @@ PLANS: dict[str, Plan] = {
     "four shards, zero 2": plan_of(Layout(dp_shard=4), BATCH, zero=2),
     "four shards, zero 3": plan_of(Layout(dp_shard=4), BATCH, zero=3, recompute="selective"),
 }
+ALIKE_PLANS = ("copies, full recompute", "zero 2", "hybrid, zero 1", "four shards, zero 2")  # as others are
 Results = dict[tuple[str, str, str], CheckProof]
 
 
-def compare_all(ranks: int, names: tuple[str, ...]) -> Results:
-    """Return the proofs of these tasks with all plans and dtypes that this world can run."""
+def compare_all(ranks: int, names: tuple[str, ...], labels: tuple[str, ...]) -> Results:
+    """Return the proofs of these tasks with these plans, those that this world can run, in all dtypes."""
     world = join_world("cpu", threads=1)
     found: Results = {}
     for name, task in ((name, task) for name, task in tasks().items() if name in names):
-        for label, plan in PLANS.items():
+        for label, plan in ((label, PLANS[label]) for label in labels):
             # Four ranks on few cores are slow: the exact dtype says it all, the other is left to two ranks.
             for dtype in ("fp64",) if plan.layout.devices > 2 else ("fp64", "fp32"):
                 if plan.layout.devices == ranks:
@@ -151,23 +152,26 @@ def compare_all(ranks: int, names: tuple[str, ...]) -> Results:
 
 
 @pytest.fixture(scope="module")
-def results() -> Callable[[str], Results]:
-    """Return what makes the proofs of a task and of those that are asked for with it, once."""
+def results() -> Callable[[str, str], Results]:
+    """Return what makes the proofs of a task under a plan, and of those that are asked for with them, once."""
 
     @functools.cache
-    def proofs(names: tuple[str, ...]) -> Results:
+    def proofs(names: tuple[str, ...], labels: tuple[str, ...]) -> Results:
         found: Results = {}
         for ranks in (2, 4):
-            found |= run_ranks(compare_all, ranks, ranks, names, timeout_seconds=180)[0]
+            found |= run_ranks(compare_all, ranks, ranks, names, labels, timeout_seconds=180)[0]
         return found
 
-    return lambda name: proofs(ALIKE if name in ALIKE else NAMES)
+    others = tuple(label for label in PLANS if label not in ALIKE_PLANS)
+    return lambda name, plan: proofs(ALIKE if name in ALIKE else NAMES, ALIKE_PLANS if plan in ALIKE_PLANS else others)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=[pytest.mark.deep] * (plan in ALIKE_PLANS)) for plan in PLANS]
+)
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.deep) for name in ALIKE)])
-def test_equal_to_one_device(name: str, plan: str, results: Callable[[str], Results]) -> None:
-    proofs = results(name)
+def test_equal_to_one_device(name: str, plan: str, results: Callable[[str, str], Results]) -> None:
+    proofs = results(name, plan)
     dtypes = [dtype for found, label, dtype in proofs if (found, label) == (name, plan)]
     assert "fp64" in dtypes
     for dtype in dtypes:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -97,7 +97,7 @@ def sharded(part: bool) -> LoopProof:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_right_loop_is_equal(ranks: int, dtype: torch.dtype) -> None:
-    results = run_ranks(ddp, ranks, "right", dtype)
+    results = run_kept(ddp, ranks, "right", dtype)
     assert all(result == dataclasses.replace(results[0], seconds=result.seconds) for result in results)
     assert results[0].equal and results[0].first_difference is None and results[0].steps == 2
     assert set(results[0].differences) == {"loss", "gradients", "weights"}
@@ -105,7 +105,7 @@ def test_a_right_loop_is_equal(ranks: int, dtype: torch.dtype) -> None:
 
 
 def test_a_mean_of_means_with_unequal_weights_is_found() -> None:
-    result = run_ranks(ddp, 2, "mean of means")[0]
+    result = run_kept(ddp, 2, "mean of means")[0]
     first = result.first_difference
     assert not result.equal and (first.quantity, first.step) == ("loss", 1)
     assert result.differences["gradients"] > 1e-3
@@ -114,18 +114,18 @@ def test_a_mean_of_means_with_unequal_weights_is_found() -> None:
 
 @pytest.mark.parametrize("part", [False, True])
 def test_shards_and_ranks_that_read_the_same(part: bool) -> None:
-    result = run_ranks(sharded, 2, part)[0]
+    result = run_kept(sharded, 2, part)[0]
     assert result.equal and result.differences["loss"] is None and result.differences["weights"] is None
     assert result.differences["gradients"] < 1e-12
 
 
 def test_the_loss_may_be_left_out() -> None:
-    result = run_ranks(ddp, 2, "no loss")[0]
+    result = run_kept(ddp, 2, "no loss")[0]
     assert result.equal and result.differences["loss"] is None
 
 
 def test_gradients_may_be_cleared_once_they_were_used() -> None:
-    assert run_ranks(ddp, 2, "gradients dropped")[0].equal
+    assert run_kept(ddp, 2, "gradients dropped")[0].equal
 
 
 def test_misuse_says_what_to_do() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept
 from set_ups import net
 from tests_shared import VOCAB
 from torch import nn
@@ -105,7 +105,7 @@ def loops(program: Program, mistakes: list[str]) -> list[LoopProof]:
 
 
 def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
-    ranks = run_ranks(loops, 2, ROUNDING, [""])
+    ranks = run_kept(loops, 2, ROUNDING, [""])
     (found,) = ranks[0]
     assert all(other == [dataclasses.replace(found, seconds=other[0].seconds)] for other in ranks)
     rounding = found.ill_conditioned
@@ -118,7 +118,7 @@ def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
 @pytest.mark.parametrize("program", [ROUNDING, TAME, Program(eps=1e-12, lr=1e-5), Program(eps=1e-4, lr=1e-5)], ids=str)
 def test_a_wrong_loop_is_unequal_where_it_goes_wrong(program: Program) -> None:
     """Whether rounding is large or not, and however small the rate."""
-    for mistake, found in zip(MISTAKES, run_ranks(loops, 2, program, list(MISTAKES))[0], strict=True):
+    for mistake, found in zip(MISTAKES, run_kept(loops, 2, program, list(MISTAKES))[0], strict=True):
         first = found.first_difference
         assert found.equal is False and found.verdict == "unequal" and found.ill_conditioned is None, mistake
         assert (first.quantity, first.step) == MISTAKES[mistake], mistake
@@ -129,7 +129,7 @@ def test_a_wrong_loop_is_unequal_where_it_goes_wrong(program: Program) -> None:
 def test_fp64_and_tame_programs_are_equal() -> None:
     programs = [TAME, *(Program(eps, dtype=torch.float64) for eps in (1e-4, 1e-12))]
     for program in programs:
-        (found,) = run_ranks(loops, 2, program, [""])[0]
+        (found,) = run_kept(loops, 2, program, [""])[0]
         assert found.equal is True and found.verdict == "equal", found.first_difference
         assert found.text.startswith("equal to one device: loss ")
 

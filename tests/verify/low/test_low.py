@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from tests_huggingface import hf_task
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task
 from tests_shared import coarse_plan as plan_of
@@ -130,7 +130,7 @@ def more_right_cases() -> list[tuple[Task, Plan]]:
 
 
 def assert_equal(world: int, cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
-    proved = run_ranks(proofs, world, cases, timeout_seconds=300)[0]
+    proved = run_kept(proofs, world, cases, timeout_seconds=300)[0]
     for (task, plan), proof in zip(cases, proved, strict=True):
         assert proof.equal, (task.model, str(plan), proof.first_difference)
         assert proof.of_bound < 0.5, (task.model, str(plan), proof.of_bound)
@@ -146,7 +146,7 @@ def test_right_layouts_are_equal_in_low_precision() -> None:
 
 def test_before_training_later_updates_and_an_evaluation_are_compared() -> None:
     cases = [(DENSE, plan_in(SHARDED, "fp16")), (DENSE, plan_in(Layout(tp=2))), (EXPERTS, plan_in(SPREAD))]
-    for proof in run_ranks(brief_proofs, 2, cases, timeout_seconds=300)[0]:
+    for proof in run_kept(brief_proofs, 2, cases, timeout_seconds=300)[0]:
         assert proof.equal and not proof.left_out, proof
         assert 0 < proof.of_bound < 0.5 and proof.differences["gradients"] > 0 and "evaluation" in proof.differences
 
@@ -259,7 +259,7 @@ class Transforms(Dropout):
 
 def test_what_one_device_cannot_compute_is_left_out_with_a_reason() -> None:
     task = decoder_task(model=Transforms, objective="next_token")
-    (proof,) = run_ranks(proofs, 2, [(task, plan_in(SHARDED))])[0]
+    (proof,) = run_kept(proofs, 2, [(task, plan_in(SHARDED))])[0]
     assert proof.equal and "one device cannot compute it in bf16" in proof.left_out
 
 

@@ -133,6 +133,16 @@ def test_what_is_far_more_off_than_two_draws_move_needs_no_more(moves: float, dr
     assert seeds == list(range(1, draws + 1))
 
 
+def test_later_steps_are_not_computed_again_where_the_first_ones_are_left_unexplained() -> None:
+    seeds: list[int] = []
+    found = [differing(1e-3), differing(1.0, step=3)]
+    left, rounding = beyond_rounding(found, "fp32", asked(1e-5, seeds), ALONE)
+    assert left[0] == found[0] and rounding is None and seeds == list(range(1, 9))
+    found = [differing(2e-4), differing(3e-4, step=3)]  # of which the first is rounding: what of the others?
+    assert [d.step for d in beyond_rounding(found, "fp32", asked(1e-4, seeds), ALONE)[0]] == [3]
+    assert seeds == 3 * list(range(1, 9)), "of a step that does not move as far"
+
+
 def test_a_chaotic_reference_leaves_fp32_aside_and_fp64_at_the_tolerances_of_fp32() -> None:
     for precision, off, is_left in (("fp32", 1e9, False), ("fp64", 9e-5, False), ("fp64", 1e9, True)):
         left, rounding = beyond_rounding([differing(off)], precision, asked(1e6), ALONE)

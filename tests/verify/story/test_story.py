@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from distributed import run_kept
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, plan_of
 
 from paceline.run.callbacks.moment import CallbackMoment
 from paceline.run.process.world import World, join_world
@@ -24,7 +24,9 @@ from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
+from paceline.verify.compare.asked import Asked
 from paceline.verify.process.checks import CHECKS
+from paceline.verify.story import reference
 from paceline.verify.story.plans import (
     WARMUP,
     acts_of,
@@ -137,6 +139,21 @@ def test_stories_of_other_tasks_are_no_longer() -> None:
     assert story_sizes(growing_task("noise"), plan) == (9, 9, 18, 18)
 
 
+def test_a_story_that_is_computed_again_ends_with_the_step_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps and their evaluations were computed, of which a mistake of the first step needs one."""
+    plan, made = plan_of(Layout(), batch=5, precision="fp64"), list[int]()
+    task = decoder_task(model=TWO_LAYERS, data=(PaddedText(), PaddedText()))
+    evaluations = reference.evaluations
+
+    def counted(task: Task, plan: Plan, model: Any, states: Any, *rest: Any) -> Any:
+        made.append(len(states))
+        return evaluations(task, plan, model, states, *rest)
+
+    monkeypatch.setattr(reference, "evaluations", counted)
+    again = reference.unbroken_again(Asked(task, plan, PaddedText(), SEQ_LEN), plan, 3)
+    assert {found.step for found in again.moved(torch.float64, 1, 2)} == {1, 2} and made == [2, 2]
+
+
 CORRECT: dict[str, Plan] = {
     "tensor and stages": plan_of(Layout(tp=2, pp=2), batch=5, precision="fp64"),
     "shared sequences": plan_of(Layout(dp_shard=2, cp=2), batch=7, precision="fp64"),
@@ -201,7 +218,7 @@ def prove_correct(case: str) -> CheckProof:
 
 @pytest.mark.parametrize("case", CORRECT)
 def test_correct_layouts_of_all_axes_tell_the_same_story(case: str) -> None:
-    told = run_ranks(prove_correct, CORRECT[case].layout.devices, case)
+    told = run_kept(prove_correct, CORRECT[case].layout.devices, case)
     assert all(proof.equal for proof in told), told[0].first_difference
     assert not any(math.isnan(value) for value in told[0].differences.values())
     alike = {repr(dataclasses.replace(proof, seconds=0)) for proof in told}

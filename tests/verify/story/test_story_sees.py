@@ -162,13 +162,11 @@ def test_each_is_seen_and_named(cases: tuple[Seen, ...]) -> None:
 
 
 SELECTING = [
-    ({"selection": BY_LOSS}, Layout(dp_replicate=2)),
     ({"selection": SelectionSpec("largest", 2)}, Layout(dp_shard=2)),
-    ({"selection": BY_LOSS}, Layout(tp=2)),
     ({"selection": BY_LOSS}, Layout(pp=2)),
-    ({"selection": BY_LOSS}, Layout(cp=2)),
     ({"selection": BY_LOSS, "model": Dropout}, Layout(dp_replicate=2)),
 ]
+MORE_SELECTING = [({"selection": BY_LOSS}, Layout(**{axis: 2})) for axis in ("dp_replicate", "tp", "cp")]
 
 
 def stories(cases: list[tuple[dict[str, Any], Layout]]) -> list[CheckProof]:
@@ -179,8 +177,11 @@ def stories(cases: list[tuple[dict[str, Any], Layout]]) -> list[CheckProof]:
     return [CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3) for task, plan in zip(tasks, plans, strict=True)]
 
 
-def test_a_selecting_task_without_a_mistake_is_equal() -> None:
-    for (_, layout), proof in zip(SELECTING, run_ranks(stories, 2, SELECTING)[0], strict=True):
+@pytest.mark.parametrize(
+    "cases", [SELECTING, pytest.param(MORE_SELECTING, marks=pytest.mark.deep)], ids=["some", "others"]
+)
+def test_a_selecting_task_without_a_mistake_is_equal(cases: list[tuple[dict[str, Any], Layout]]) -> None:
+    for (_, layout), proof in zip(cases, run_ranks(stories, 2, cases)[0], strict=True):
         assert proof.equal and not proof.left_out, (layout, proof.first_difference, proof.left_out)
 
 

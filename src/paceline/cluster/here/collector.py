@@ -26,10 +26,29 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
+def keep_for_good() -> None:
+    """Keep all that there is from the collector, as a process does before it forks: who is forked knows that it did."""
+    gc.freeze()
+    _KEPT.append(True)
+
+
 def _make_old() -> None:
     """Have all objects count as old without looking at any of them."""
-    if gc.get_freeze_count():  # kept from the collector for good, as a process does before it forks: they stay so
+    if _keeps_some():  # these stay so
         gc.collect(1)
         return
     gc.freeze()
     gc.unfreeze()
+
+
+def _keeps_some() -> bool:
+    """Return whether objects are kept from the collector, in this process or since before it was forked.
+
+    Python goes through all of them to count them, 30 to 90 ms where torch is imported: once is enough.
+    """
+    if not _KEPT and gc.get_freeze_count():
+        _KEPT.append(True)
+    return bool(_KEPT)
+
+
+_KEPT: list[bool] = []  # filled where some are kept, which nobody lets go again

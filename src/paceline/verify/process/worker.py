@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cluster.here.collector import keep_for_good
 from paceline.errors import DataError, NeedsWholeWeights, NothingToLearn, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
@@ -153,7 +154,7 @@ def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
     read.begin(row.spec for row in rows)
     gc.enable()
     gc.collect()
-    gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
+    keep_for_good()  # or every rank's collections would go through, and so copy, all that this process holds
 
 
 def _load_tasks(read: ReadOnce, rows: Sequence[Row]) -> None:

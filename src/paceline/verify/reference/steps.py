@@ -94,6 +94,7 @@ def reference_steps(
     clip_norms: Sequence[Mapping[str, float]] = (),
     noise: NoiseScale | None = None,
     selects: bool = False,
+    until: int = 0,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
@@ -107,11 +108,12 @@ def reference_steps(
     not all the plan's. With `clip_norms`, by turn, those of so many steps,
     these are the norms above which gradients are scaled down, and no further steps are run. `noise` measures the steps
     and says how many samples the next one has; `sizes` are then its own, which grow. With `selects` a step trains on
-    those of its samples that the task selects, one after the other.
+    those of its samples that the task selects, one after the other. `until` is the last step that is run, where that is
+    not the last of all.
     """
     device = _device(task, plan, source, model)
     results = []
-    for step in range(1, (len(clip_norms) or steps) + 1):
+    for step in range(1, (len(clip_norms) or until or steps) + 1):
         cut = last if last is not None and step == steps else plan
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         small_norm = device.small_norm(step, sizes, noise.small()) if noise is not None else 0.0

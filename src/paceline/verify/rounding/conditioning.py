@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,37 @@ def computed_again(
     return Again(moved, narrowest, repeated)
 
 
+@dataclass(frozen=True)
+class Moved:
+    """How far one device's numbers move, by the root of the mean square, and the first step that is chaotic."""
+
+    narrowest: Narrowest
+    by: Mapping[Differing, float]
+    chaos: float  # infinity where no step is
+
+    @classmethod
+    def of(cls, narrowest: Narrowest, draws: Sequence[Iterable[Difference]]) -> Moved:
+        """Return it of re-runs whose weights were moved in a format."""
+        by, most = _root_mean_square(draws), CHAOS * torch.finfo(narrowest.dtype).eps
+        chaotic = (at for (quantity, _, at), far in by.items() if quantity == "grad_norm" and not far <= most)
+        return cls(narrowest, by, min(chaotic, default=math.inf))
+
+    def allowed(self, d: Difference, precision: str) -> float:
+        """Return how large a difference rounding explains."""
+        # What is computed in a format is known to a unit in its last place, however little it moves.
+        eps = torch.finfo(self.narrowest.dtype).eps
+        near = MARGIN * max(self.by[_place(d)], eps) if _place(d) in self.by else 0.0
+        if d.step < self.chaos:
+            return near
+        return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
+
+    def explains(self, d: Difference, precision: str) -> bool:
+        """Return whether a difference is no more than what rounding explains."""
+        if math.isnan(d.relative) and d.step < self.chaos:
+            return False
+        return _may_be_rounding(d, precision) and not d.relative > self.allowed(d, precision)
+
+
 @torch.no_grad()
 def moved_by_one_ulp(model: nn.Module, dtype: torch.dtype, seed: int) -> None:
     """Move every weight of a model by up to one unit in the last place of `dtype`, at random, in place."""
@@ -145,25 +177,10 @@ def beyond_rounding(
         return wrong, None
     if isinstance(told, Difference):
         return [told, *(dataclasses.replace(d, is_reproducible=False) for d in wrong)], None
-    narrowest, moved = told
-    chaos = _chaos(moved, narrowest.dtype)
-
-    def allowed(d: Difference) -> float:
-        # What is computed in a format is known to a unit in its last place, however little it moves.
-        near = MARGIN * max(moved[_place(d)], torch.finfo(narrowest.dtype).eps) if _place(d) in moved else 0.0
-        if d.step < chaos:
-            return near
-        return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
-
-    def explained(d: Difference) -> bool:
-        if math.isnan(d.relative) and d.step < chaos:
-            return False
-        return _may_be_rounding(d, precision) and not d.relative > allowed(d)
-
-    left = [d for d in wrong if not explained(d)]
+    left = [d for d in wrong if not told.explains(d, precision)]
     if left:
         return left, None
-    first = wrong[0]
+    first, narrowest, chaos = wrong[0], told.narrowest, told.chaos
     return [], Rounding(
         quantity=first.quantity,
         name=first.name,
@@ -171,8 +188,8 @@ def beyond_rounding(
         dtype=precision,
         relative=first.relative,
         tolerance=first.tolerance_in(precision),
-        moved=moved[_place(first)],
-        of_bound=max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
+        moved=told.by[_place(first)],
+        of_bound=max((d.relative / told.allowed(d, precision) for d in wrong if d.step < chaos), default=0.0),
         chaos=None if chaos == math.inf else int(chaos),
         places=len(wrong),
         format=NAMES.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch.")),
@@ -201,10 +218,8 @@ def settled(found: CheckProof, rounding: Rounding | None, exact: Callable[[], Ch
     return dataclasses.replace(found, seconds=seconds, ill_conditioned=known)
 
 
-def _movement(
-    wrong: Sequence[Difference], again: Again, precision: str
-) -> tuple[Narrowest, dict[Differing, float]] | Difference | None:
-    """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less.
+def _movement(wrong: Sequence[Difference], again: Again, precision: str) -> Moved | Difference | None:
+    """Return how far one device's numbers move, in the steps that decide; None where the first moves far less.
 
     A difference is what it returns of a device whose numbers are others when it computes the same once more.
     """
@@ -230,16 +245,12 @@ def _movement(
     itself = [d for d in beyond_tolerance(again.repeated(steps), precision) if not _is_alike(d)]
     if itself:
         return dataclasses.replace(itself[0], is_reproducible=False)
-    whole = draws if len(draws) == DRAWS and last <= steps else drawn(range(1, DRAWS + 1), max(1, last))
-    return narrowest, _root_mean_square(whole)
-
-
-def _chaos(moved: Mapping[Differing, float], dtype: torch.dtype) -> float:
-    """Return the first step that is chaotic; infinity where none is."""
-    most = CHAOS * torch.finfo(dtype).eps
-    return min(
-        (at for (quantity, _, at), by in moved.items() if quantity == "grad_norm" and not by <= most), default=math.inf
-    )
+    found = Moved.of(narrowest, draws)
+    # What the first steps leave unexplained no movement of later ones explains.
+    first_ones = itertools.takewhile(lambda d: d.step <= steps, wrong)
+    if len(draws) == DRAWS and (last <= steps or not all(found.explains(d, precision) for d in first_ones)):
+        return found
+    return Moved.of(narrowest, drawn(range(1, DRAWS + 1), max(1, last)))
 
 
 def _root_mean_square(draws: Sequence[Iterable[Difference]]) -> dict[Differing, float]:

@@ -61,11 +61,11 @@ class Unbroken:
         return passed
 
 
-def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -> Unbroken:
+def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None, until: int = 0) -> Unbroken:
     """Return the story's steps on one device; the last one reads its rows in the micro-batches of the plan `last`.
 
     The task's data are a pair of sources; the first `samples` of the second are evaluated after every step. With `move`
-    the weights at the start are moved.
+    the weights at the start are moved, and with `until` that step is the last one made.
     """
     task, plan = asked.task, asked.plan
     model = asked.model(move)
@@ -83,7 +83,8 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
         return expected_rate(task.schedule, task.optimizer.lr, step, planned) * grown
 
     given = (task, plan, asked.source, asked.items_per_sample, made, model)
-    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise, selects=task.selection.selects)
+    selects = task.selection.selects
+    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise, selects=selects, until=until)
     states = [{**step.buffers, **step.weights} for step in steps]
     evaluated = evaluations(task, plan, model, states, task.data[1], samples)
     passed = [
@@ -148,7 +149,7 @@ def unbroken_again(asked: Asked, last: Plan, samples: int) -> Again:
     """Return how one device computes the same story again."""
 
     def computed(made: int, move: Move | None) -> Sequence[Passed]:
-        return unbroken(asked, last, samples, move).passed[:made]
+        return unbroken(asked, last, samples, move, made).passed
 
     return computed_again(computed, _apart, asked.narrowest)
 

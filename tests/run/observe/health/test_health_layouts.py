@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_kept, run_ranks
+from distributed import run_kept
 from rounding import FP64_TRAINED
 from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 from torch import nn
@@ -184,7 +184,7 @@ def dead(plan: Plan) -> Any:
 def test_dead_units_are_counted_over_ranks(layout: Layout) -> None:
     alone = dead(plan_of(Layout(), precision="fp64"))
     assert alone["blocks.0"]["dead_share"] == 12 / 32
-    assert_same(run_ranks(dead, 2, plan_of(layout, precision="fp64"))[0], alone)
+    assert_same(run_kept(dead, 2, plan_of(layout, precision="fp64"))[0], alone)
 
 
 def test_blocks_are_named_by_the_first_number_of_a_parameter() -> None:
@@ -249,14 +249,14 @@ def waits(task: Task, plan: Plan, steps: int) -> tuple[list[int], list[Any]]:
 
 def test_ranks_wait_for_each_others_numbers_in_the_first_measurement_alone() -> None:
     task = decoder_task(model=Relus, objective="next_token")
-    for counts, _ in run_ranks(waits, 2, task, plan_of(Layout(dp_shard=2), precision="fp64"), 3):
+    for counts, _ in run_kept(waits, 2, task, plan_of(Layout(dp_shard=2), precision="fp64"), 3):
         assert counts == [1, 0, 0]
 
 
 def test_units_that_run_later_are_measured_from_the_measurement_after_on() -> None:
     task = decoder_task(model=RunsLater, objective="next_token")
     plan = plan_of(Layout(dp_replicate=2), precision="fp64")
-    for at, (counts, found) in enumerate(run_ranks(waits, 2, task, plan, 4)):
+    for at, (counts, found) in enumerate(run_kept(waits, 2, task, plan, 4)):
         assert counts[1:] == [0, 0, 0]
         dead = [{block: own["dead_share"] for block, own in each.items() if "dead_share" in own} for each in found]
         first = dict.fromkeys(("blocks.0", "output"), 12 / 32)

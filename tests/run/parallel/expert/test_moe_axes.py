@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from distributed import run_ranks
+from distributed import run_kept
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 from torch_versions import runs_here
@@ -49,7 +49,7 @@ def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
 def unequal(ranks: int, cases: list[tuple[Task, Plan]]) -> list[tuple[Any, ...]]:
     """Return the cases that are not equal to one device, the tokens that each expert got included."""
     cases = [(task, plan) for task, plan in cases if runs_here(plan)]
-    found = run_ranks(proofs, ranks, cases, timeout_seconds=200)[0]
+    found = run_kept(proofs, ranks, cases, timeout_seconds=200)[0]
     assert len(found) == len(cases)
     return [
         (task.model, str(plan), proof.first_difference, proof.differences["router"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import Tensor, nn
@@ -108,14 +108,14 @@ def test_own_experts_equal_one_device_in_fp64() -> None:
     cases = [(Net, plan_of(ep, precision="fp64", recompute=mode)) for mode in ("none", "selective", "full")]
     others = [Layout(dp_shard=2), Layout(dp_replicate=2), Layout(pp=2)]
     cases += [(model, plan_of(layout, precision="fp64")) for layout in others for model in (Net, ListedNet)]
-    for (model, plan), found in zip(cases, run_ranks(proofs, 2, cases)[0], strict=True):
+    for (model, plan), found in zip(cases, run_kept(proofs, 2, cases)[0], strict=True):
         assert found.equal, (model, str(plan), found.first_difference)
 
 
 def test_several_ranks_share_own_experts() -> None:
     layouts = [Layout(dp_shard=4, ep=2), Layout(dp_replicate=2, dp_shard=2, ep=2), Layout(dp_shard=2, pp=2, ep=2)]
     cases = [(Net, plan_of(layout, precision="fp64")) for layout in layouts]
-    for (_, plan), found in zip(cases, run_ranks(proofs, 4, cases)[0], strict=True):
+    for (_, plan), found in zip(cases, run_kept(proofs, 4, cases)[0], strict=True):
         assert found.equal, (str(plan), found.first_difference)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from tests_huggingface import FAMILIES as SETTINGS
 from tests_huggingface import SHAPE, causal, hf_task
 from tests_shared import SEQ_LEN, plan_of, world_here
@@ -35,7 +35,7 @@ def proofs(cases: list[Case]) -> list[CheckProof]:
 
 
 def assert_equal(cases: list[Case]) -> None:
-    for (_, plan), found in zip(cases, run_ranks(proofs, cases[0][1].layout.devices, cases)[0], strict=True):
+    for (_, plan), found in zip(cases, run_kept(proofs, cases[0][1].layout.devices, cases)[0], strict=True):
         assert found.equal, (str(plan), found.first_difference)
 
 
