@@ -25,7 +25,10 @@ from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.judge import Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
+from paceline.supervise.blame import Outcome
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link
@@ -39,6 +42,7 @@ from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import Generation
 
 NODES, EACH = 16, 8
+FAILED = Outcome(1, {"error": "KeyError", "what": "w", "because": "b", "try": "t"})
 
 
 @pytest.fixture
@@ -223,14 +227,16 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
 
 
 def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits of time and money began anew for the ranks that the next coordinator started."""
+    """Limits of time and money began anew for the ranks that the next coordinator started, and budgets of failures."""
     now = [1000.0]
     monkeypatch.setattr("paceline.supervise.nodes.agent.passed_seconds", lambda: now[0])
     starter = cast(Starter, SimpleNamespace(close=lambda: None, rung=lambda: "restart"))
     agent, told = Agent(tmp_path, starter, 0, 1, {}), tmp_path / "told"
     assert agent.hello()["spent"] == (0.0, 0.0)
     told.mkdir()
-    Generation(number=3, begun_after=100.0, usd_before=30.0).write(told)
+    judge = Judge(RecoverySpec(retries=1), Reached())
+    assert judge.judge(FAILED, Reached(1, 5, made=True)).goes_on
+    Generation(number=3, begun_after=100.0, usd_before=30.0, judged=judge.so_far).write(told)
     brief = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     files = {
         "brief.json": dataclasses.replace(brief, usd_per_second=0.5).to_json(),
@@ -248,3 +254,7 @@ def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypat
         taken = fleet.take_over()
     assert taken is not None and taken.spent == (120.0, 40.0)
     assert SpentSoFar(*taken.spent).begin(0.5) == (pytest.approx(120.0, abs=1.0), 40.0)
+    again = Judge(RecoverySpec(retries=1), Reached(1, 5, made=True), taken.judged).judge(FAILED, Reached(1, 5, True))
+    assert not again.goes_on and "failed twice in the step after 5" in again.because
+    other = Judge(RecoverySpec(retries=1), Reached(1, 5, made=True), taken.judged).judge(FAILED, Reached(1, 6, True))
+    assert not other.goes_on and "run.recovery.retries = 1 is used up" in other.because

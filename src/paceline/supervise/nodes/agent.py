@@ -7,6 +7,7 @@ in the world that the next coordinator forms. They end with this process, howeve
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ from paceline.supervise.pulses.sight import NearSight
 from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.starting import Starter
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
-from paceline.supervise.told.generation import GENERATION_FILE, read_generation
+from paceline.supervise.told.generation import GENERATION_FILE, Generation, read_generation
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02
@@ -86,15 +87,20 @@ class Agent:
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
             "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
+            "judged": dataclasses.asdict(self._begun().judged),
         }  # fmt: skip
 
     def _spent(self) -> tuple[float, float]:
         """Return the seconds and the money that the run has taken, as the world that is left had it when it began."""
         if not self._generation:
             return 0.0, 0.0
-        seconds, told = passed_seconds() - self._entered, read_generation(self._world_folder / GENERATION_FILE)
+        seconds, told = passed_seconds() - self._entered, self._begun()
         usd_per_second = brief_from_json((self._world_folder / BRIEF_FILE).read_text()).usd_per_second
         return told.begun_after + seconds, told.usd_before + seconds * usd_per_second
+
+    def _begun(self) -> Generation:
+        """Return what the world that is left was told when it began."""
+        return read_generation(self._world_folder / GENERATION_FILE) if self._generation else Generation()
 
     def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""

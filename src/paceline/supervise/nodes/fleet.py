@@ -35,7 +35,7 @@ from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
-from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
+from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED, JudgedSoFar
 from paceline.supervise.told.place import RENDEZVOUS, SERVED_STORE
 
 LOOK_SECONDS = 0.01
@@ -427,7 +427,9 @@ class Fleet:
         since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
-        return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)), (seconds, usd))
+        judged = JudgedSoFar.of(was[known[0]]["judged"])
+        ranks, gone = dict(self._ranks), tuple(sorted(away))
+        return TakenOver(newest, plan, standing, ranks, since, gone, (seconds, usd), judged)
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""
