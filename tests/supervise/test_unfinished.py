@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.fallen import Fallen, TakenOver
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held_state import HeldState
-from paceline.supervise.again.judge import FRUITLESS
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.starting import Starter
@@ -55,25 +53,6 @@ def test_a_rank_that_is_lost_with_the_coordinator_is_on_record(tmp_path: Path, s
     assert (following.fault["what"], following.is_called) == (what, not lost)
     found = [each["what"] for each in records_of(tmp_path, "fault")]
     assert found == ([what] if 0 not in standing else []), "the first rank tells it, where it goes on"
-
-
-def test_coordinators_that_are_lost_one_after_the_other_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each node in turn took over a world that no coordinator survived, for ever: as where planning has no memory."""
-    monkeypatch.setattr(Generations, "_one", lambda *given: pytest.fail("no world is formed"))
-    plan, told = plan_of(Layout(dp_replicate=2)), list[object]()
-    with take(tmp_path) as lock:
-        one = supervisor(lock)
-        monkeypatch.setattr(one, "_take_over", lambda taken: None)
-        for number in range(1, FRUITLESS + 1):
-            taken = TakenOver(number, plan, {}, {}, passed_seconds(), judged=one._judged)
-            told.append(one.run(taken))
-        assert one.run(dataclasses.replace(taken, left="node 0 left")) == Outcome(75), "nothing has failed"
-    assert told[:-1] == [Outcome(75)] * (FRUITLESS - 1), "as if another run had the directory"
-    last = cast(Outcome, told[-1])
-    assert last.exit_code == 1 and last.error is not None and last.error["what"].startswith("the coordinator was lost")
-    assert str(FRUITLESS) in str(last.error["because"]), last.error
 
 
 def saved(run_dir: Path, step: int, fence: Any = None) -> Path:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
+from paceline.errors import PacelineError, Requeue, RunInUse, StorageError, WorkerDied
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
 from paceline.plan.planned import Planned, plan_task
@@ -33,8 +33,10 @@ from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.judge import Judge, Reached, reached_by
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
@@ -131,6 +133,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     per_node = fleet.per_node * (per_machine or 1)
     if taken is not None:
         lock.continue_from(taken.number)
+        taken = _counted(taken, fleet, spec.run.recovery, reached_by(lock.run_dir))
     planned = _planned(spec, fleet, taken, per_node, say)
     planned, decisions = confirm_and_price(planned, say)
     brief = proven_brief(planned, decisions, say)
@@ -158,6 +161,22 @@ def _taken_over(fleet: Fleet, gone: Meeting | None) -> TakenOver | None:
         return taken
     has_left = taken.processes.keys() - taken.standing.keys() <= set(gone.left_ranks)
     return dataclasses.replace(taken, left=gone.left) if has_left else taken
+
+
+def _counted(taken: TakenOver, fleet: Fleet, policy: RecoverySpec, reached: Reached) -> TakenOver:
+    """Return the world with the loss of its coordinator counted, of which the nodes know from now on.
+
+    Raises WorkerDied where coordinators are lost one after the other: each node in turn would take over, for ever.
+    """
+    judge = Judge(policy, reached, taken.judged)
+    if not taken.left and not (ruling := judge.coordinator_lost(reached)).goes_on:
+        raise WorkerDied(
+            "the coordinator was lost, as those before it were",
+            ruling.because,
+            "look at what the nodes printed, and at their memory; started again, it resumes from the last checkpoint",
+        )
+    fleet.note_judged(judge.so_far)
+    return dataclasses.replace(taken, judged=judge.so_far)
 
 
 def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.errors import WorkerDied, of_rank
+from paceline.errors import of_rank
 from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.plan import Plan
 from paceline.supervise.again.machines import Stander
@@ -40,16 +40,6 @@ class TakenOver:
     spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
     judged: JudgedSoFar = field(default_factory=JudgedSoFar)  # the failures so far
     left: str = ""  # why it has gone with ranks that are not there any more, where that was at a notice
-
-
-def coordinators_lost() -> Outcome:
-    """Return how a run ends whose coordinators are lost one after the other, whichever node they are on."""
-    died = WorkerDied(
-        "the coordinator was lost, as those before it were",
-        "",
-        "look at what the nodes printed, and at their free memory; started again, it resumes from the last checkpoint",
-    )
-    return Outcome(died.exit_code, died.as_dict())
 
 
 def lost_with(taken: TakenOver, what: str) -> RanksLost:

@@ -31,15 +31,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
-from paceline.supervise.again.fallen import (
-    Fallen,
-    TakenOver,
-    coordinators_lost,
-    lost_with,
-    moments_of,
-    told_in_a_line,
-    with_reason,
-)
+from paceline.supervise.again.fallen import Fallen, TakenOver, lost_with, moments_of, told_in_a_line, with_reason
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.mark_journal import HandedFaults, mark_fault
@@ -133,14 +125,11 @@ class Generations:
             flag.release()
 
     def _run(self, taken: TakenOver | None) -> Outcome:
-        reached = reached_by(self._lock.run_dir)
-        judge = Judge(self._policy, reached, taken.judged if taken is not None else None)
+        judge = Judge(self._policy, reached_by(self._lock.run_dir), taken.judged if taken is not None else None)
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
         if taken is not None:
             self._spent = SpentSoFar(*taken.spent)
-            if not taken.left and not (ruling := judge.coordinator_lost(reached)).goes_on:
-                return self._end(with_reason(coordinators_lost(), ruling.because))
             standing, generation = taken.standing, self._take_over(taken)
         self._judged = judge.so_far
         while generation is not None:

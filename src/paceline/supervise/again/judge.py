@@ -73,15 +73,15 @@ class Judge:
 
     def __init__(self, policy: RecoverySpec, reached: Reached, so_far: JudgedSoFar | None = None) -> None:
         """`so_far` is what the coordinator before this one had counted, where that was lost, or has gone."""
-        self._policy, self._began = policy, reached
-        self.so_far = so_far or JudgedSoFar(furthest=reached.step)
+        self._policy = policy
+        self.so_far = so_far or JudgedSoFar(reached.starts, furthest=reached.step)
 
     def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Ruling:
         """Return whether the run goes on after a world ended with `outcome`, having come as far as `reached`."""
         error = outcome.error
         if outcome.exit_code in FINAL or error is None:
             return Ruling(False, "")
-        made = self.so_far.has_made_steps or (reached.made and reached.starts > self._began.starts)
+        made = self.so_far.has_made_steps or (reached.made and reached.starts > self.so_far.starts)
         self.so_far = replace(self.so_far, has_made_steps=made)
         if not (ruling := self.coordinator_lost(reached)).goes_on:
             return ruling

@@ -64,6 +64,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
         self._before: dict[int, int] = {}  # of the world before
         self._generation, self._members = 0, list[list[int]]()
+        self._judged: Mapping[str, Any] = {}  # by a coordinator that has formed no world yet
         self._environ_told: dict[str, str] = {}  # of the rank that was started last
         self._entered = 0.0  # when this world began here, in `passed_seconds`
         self._errors: set[int] = set()
@@ -87,7 +88,7 @@ class Agent:
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
             "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
-            "judged": dataclasses.asdict(self._begun().judged),
+            "judged": self._judged or dataclasses.asdict(self._begun().judged),
         }  # fmt: skip
 
     def _spent(self) -> tuple[float, float]:
@@ -186,6 +187,8 @@ class Agent:
             self._lookout.ask(message["ask"], message["by_signal"])
         elif "scrutiny" in message and self._lookout is not None:
             self._lookout.attend(message["scrutiny"], message["load"])
+        elif "judged" in message:
+            self._judged = message["judged"]
         elif "pieces" in message:
             link.send({"pieces": self._pieces.listed()})
         elif "port" in message:
@@ -198,7 +201,7 @@ class Agent:
         self._world_folder.mkdir(exist_ok=True)
         for name, text in message["files"].items():
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
-        self._errors, self._stood, self._lookout = set(), {}, None
+        self._errors, self._stood, self._lookout, self._judged = set(), {}, None, {}
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
             ranks = self._ranks.keys()

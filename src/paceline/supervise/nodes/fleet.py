@@ -5,6 +5,7 @@ To the run's generations they are machines like one machine, but for what only s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import socket
@@ -427,9 +428,15 @@ class Fleet:
         since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
-        judged = JudgedSoFar.of(was[known[0]]["judged"])
+        told = (JudgedSoFar.of(was[number]["judged"]) for number in known)
+        judged = max(told, key=lambda each: (each.furthest, each.fruitless))  # who came late was not told of the last
         ranks, gone = dict(self._ranks), tuple(sorted(away))
         return TakenOver(newest, plan, standing, ranks, since, gone, (seconds, usd), judged)
+
+    def note_judged(self, judged: JudgedSoFar) -> None:
+        """Have the nodes keep what is counted of failures: this coordinator may be lost before it forms a world."""
+        for member in self.members.values():
+            member.link.send({"judged": dataclasses.asdict(judged)})
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""

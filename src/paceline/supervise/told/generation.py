@@ -28,6 +28,7 @@ FROM_RANKS = "ranks"  # where survivors bring their state together: nowhere, it 
 class JudgedSoFar:
     """What a call of a run has met so far: whoever judges its next failures goes on from there."""
 
+    starts: int = 0  # of the run, before this call
     lost: int = 0  # failures of ranks that were ended from outside
     failed: int = 0  # failures of the program
     furthest: int = 0  # the last step that any world has made
