@@ -126,7 +126,7 @@ def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int
 
 def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, gone: Meeting | None) -> Outcome:
     """Plan for the nodes that come, prove, and train."""
-    _gather(spec, fleet, gone.node if gone is not None else None)
+    _gather(spec, fleet, gone)
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
     taken, most = _taken_over(fleet, gone), fleet.per_node * spec.run.nodes.count
@@ -196,10 +196,10 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     return Replanner(spec, say, per_node).planned(devices, precision)[0]
 
 
-def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
+def _gather(spec: Spec, fleet: Fleet, gone: Meeting | None) -> None:
     """Return when the nodes are there: all at a start, and those of the world before where it is taken over.
 
-    `gone` is the node on which the coordinator of that world was.
+    `gone` is where the coordinator of that world was, whose node may come last, or has left at a notice.
     """
     nodes, waited = spec.run.nodes, SpentSoFar()
     fleet.gather(lambda: 1, nodes.wait)
@@ -213,7 +213,9 @@ def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
             fleet.gather(lambda: nodes.count, nodes.wait, is_over)
             if len(fleet.members) < nodes.count and (because := is_over()):
                 raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
-    elif _have_come(fleet, before - {gone}, min(nodes.lost_after, BACK_SECONDS)):
+        return
+    others = {number for number in before if gone is None or number != gone.node}
+    if _have_come(fleet, others, min(nodes.lost_after, BACK_SECONDS)) and not (gone is not None and gone.left):
         _have_come(fleet, before, min(nodes.lost_after, LAST_SECONDS))
 
 
