@@ -148,8 +148,10 @@ def test_a_node_whose_ranks_a_stop_has_ended_before_they_saved_does_not_leave(tm
     assert two.fleet.is_stopped() and list(two.fleet.members) == [0, 1]
 
 
-@pytest.mark.parametrize("how", ["killed", "failed"])
-def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "coordinator"), [("killed", 0), ("failed", 0), ("killed", 1)])
+def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(
+    tmp_path: Path, how: str, coordinator: int
+) -> None:
     """Its rank was ended after its grace, or failed for want of its peers: it was let go with the node that left."""
     world = tmp_path / "generation-5"
     world.mkdir()
@@ -165,9 +167,14 @@ def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(tmp
         else:
             echo = PacelineError("a peer has gone", "its connection was closed", "look there").as_dict()
             leave_error(world, 1, echo, cause=False)
+        handed = list[object]()
+        two.fleet.node, two.fleet._wait_for_parted = coordinator, lambda: None  # type: ignore[method-assign]
+        two.fleet._world, two.fleet.hands_over = world, lambda *given: handed.append(given)
         fallen = two.generations._attended(5, world, None, None, is_new=True)
     assert fallen.called == "node 1 left at a notice, with ranks 2, 3"
     assert list(two.fleet.members) == [0] and set(fallen.standing) == {0}
+    # The next coordinator misses rank 1 too, and nothing has failed.
+    assert handed == ([(5, {1, 2, 3}, fallen.called)] if coordinator == 1 else [])
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -309,7 +309,7 @@ class Generations:
             # A machine that leaves may be asked to stop as its ranks end, and that is no stop of the run.
             have_saved = not any(-each.code in STOP_SIGNALS for each in crew.endings.values())  # not ended by it
             is_stopped = self._is_stopped(leaving if have_saved else ())
-            called = self._machines.part_with(leaving) if leaving and not is_stopped else ""
+            called = self._machines.part_with(leaving, crew.endings) if leaving and not is_stopped else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(

@@ -127,8 +127,8 @@ class Fleet:
             member.forget()
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
-    def part_with(self, ranks: Collection[int]) -> str:
-        """Have the nodes end whose ranks have left the world, and return which these are.
+    def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
+        """Have the nodes end whose ranks have left the world, and return which these are; `ended` are all that have.
 
         Their links are closed by them: what is told last would be lost with a link that is closed here.
         """
@@ -144,7 +144,7 @@ class Fleet:
         told = f"{names} left at a notice, with {ranks_text(ranks)}"
         if self.node in numbers:
             self._wait_for_parted()
-            self.hands_over(_number_of(self._world), ranks, told)
+            self.hands_over(_number_of(self._world), {*ranks, *ended}, told)
         return told
 
     def _wait_for_parted(self) -> None:
