@@ -13,7 +13,7 @@ import pytest
 from nodes import Nodes
 from runs import records_of, steps_of, wait_for_step, wait_until, write_spec
 
-from paceline.errors import Requeue
+from paceline.errors import PacelineError, Requeue
 from paceline.lock import RunLock
 from paceline.run.survive.clouds.departing import Departing, Departure, departure_of
 from paceline.session.nodes import coordinate
@@ -21,7 +21,7 @@ from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held_state import HeldState
-from paceline.supervise.blame import Outcome
+from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.crew import Crew
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.fleet import Fleet
@@ -143,6 +143,35 @@ def test_a_node_whose_ranks_a_stop_has_ended_before_they_saved_does_not_leave(tm
         fallen = two.generations._attended(5, tmp_path / "generation-5", None, None, is_new=True)
     assert fallen.outcome == Outcome(Requeue.exit_code) and not fallen.called
     assert two.fleet.is_stopped() and list(two.fleet.members) == [0, 1]
+
+
+@pytest.mark.parametrize(("how", "coordinator"), [("killed", 0), ("failed", 0), ("killed", 1)])
+def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(
+    tmp_path: Path, how: str, coordinator: int
+) -> None:
+    """Its rank was ended after its grace, or failed for want of its peers: it was let go with the node that left."""
+    world = tmp_path / "generation-5"
+    world.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        two = TwoNodes(server, tmp_path)
+        late = two.fleet._ranks[1]
+        late.code = late.returncode = -signal.SIGKILL if how == "killed" else 1
+        late.is_collected = True
+        two.fleet.members[0].standing = {0: HeldState()}
+        if how == "killed":
+            two.generations._crew.killed.add(1)
+        else:
+            echo = PacelineError("a peer has gone", "its connection was closed", "look there").as_dict()
+            leave_error(world, 1, echo, cause=False)
+        handed = list[object]()
+        two.fleet.node, two.fleet._wait_for_parted = coordinator, lambda: None  # type: ignore[method-assign]
+        two.fleet._world, two.fleet.hands_over = world, lambda *given: handed.append(given)
+        fallen = two.generations._attended(5, world, None, None, is_new=True)
+    assert fallen.called == "node 1 left at a notice, with ranks 2, 3"
+    assert list(two.fleet.members) == [0] and set(fallen.standing) == {0}
+    # The next coordinator misses rank 1 too, and nothing has failed.
+    assert handed == ([(5, {1, 2, 3}, fallen.called)] if coordinator == 1 else [])
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

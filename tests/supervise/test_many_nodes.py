@@ -19,18 +19,24 @@ import pytest
 from runs import wait_until
 from tests_shared import SEQ_LEN, plan_of
 
+from paceline.errors import WorkerDied
 from paceline.lock import RunLock
+from paceline.session.nodes.coordinate import _counted
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
+from paceline.supervise.blame import Outcome
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
 from paceline.supervise.pulses.sight import nobody_knows
@@ -39,6 +45,7 @@ from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import Generation
 
 NODES, EACH = 16, 8
+FAILED = Outcome(1, {"error": "KeyError", "what": "w", "because": "b", "try": "t"})
 
 
 @pytest.fixture
@@ -222,22 +229,31 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
     agent.close()
 
 
-def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits of time and money began anew for the ranks that the next coordinator started."""
-    now = [1000.0]
-    monkeypatch.setattr("paceline.supervise.nodes.agent.passed_seconds", lambda: now[0])
+def agent_in_a_world(folder: Path, generation: Generation) -> Agent:
+    """Return a node's supervisor that has been told of a world, and costs half a dollar a second."""
     starter = cast(Starter, SimpleNamespace(close=lambda: None, rung=lambda: "restart"))
-    agent, told = Agent(tmp_path, starter, 0, 1, {}), tmp_path / "told"
+    agent, told = Agent(folder, starter, 0, 1, {}), folder / "told"
     assert agent.hello()["spent"] == (0.0, 0.0)
     told.mkdir()
-    Generation(number=3, begun_after=100.0, usd_before=30.0).write(told)
+    generation.write(told)
     brief = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     files = {
         "brief.json": dataclasses.replace(brief, usd_per_second=0.5).to_json(),
         "generation.json": (told / "generation.json").read_text(),
     }
     wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
-    agent._do({"world": 3, "members": [[0, 1]], "files": files, "limits": None}, wire)
+    agent._do({"world": generation.number, "members": [[0, 1]], "files": files, "limits": None}, wire)
+    return agent
+
+
+def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of time and money began anew for the ranks that the next coordinator started, and budgets of failures."""
+    now = [1000.0]
+    monkeypatch.setattr("paceline.supervise.nodes.agent.passed_seconds", lambda: now[0])
+    judge = Judge(RecoverySpec(retries=1), Reached())
+    assert judge.judge(FAILED, Reached(1, 5, made=True)).goes_on
+    begun = Generation(number=3, begun_after=100.0, usd_before=30.0, judged=judge.so_far)
+    agent = agent_in_a_world(tmp_path, begun)
     now[0] += 20.0
     left = json.loads(json.dumps(agent.hello()))
     agent.close()
@@ -247,4 +263,35 @@ def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypat
         fleet.members[0] = cast(Member, SimpleNamespace(was=left, standing={}, processes={}, lost_at=now[0]))
         taken = fleet.take_over()
     assert taken is not None and taken.spent == (120.0, 40.0)
+    assert taken.judged == judge.so_far
     assert SpentSoFar(*taken.spent).begin(0.5) == (pytest.approx(120.0, abs=1.0), 40.0)
+    again = Judge(RecoverySpec(retries=1), Reached(1, 5, made=True), taken.judged).judge(FAILED, Reached(1, 5, True))
+    assert not again.goes_on and "failed twice in the step after 5" in again.because
+    other = Judge(RecoverySpec(retries=1), Reached(1, 5, made=True), taken.judged).judge(FAILED, Reached(1, 6, True))
+    assert not other.goes_on and "run.recovery.retries = 1 is used up" in other.because
+
+
+def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Path) -> None:
+    """Each node in turn took over, for ever: as where planning has no memory, so that no world is formed."""
+    agent, wire = agent_in_a_world(tmp_path, Generation(number=3)), cast(NodeLink, None)
+    reached, taken = Reached(1, 5, made=True), None
+    for at in range(FRUITLESS + 1):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+            fleet.open(tmp_path)
+            far = SimpleNamespace(send=lambda message: agent._do(json.loads(json.dumps(message)), wire))
+            was = json.loads(json.dumps(agent.hello()))
+            fleet.members[0] = cast(Member, SimpleNamespace(was=was, standing={}, processes={}, lost_at=0.0, link=far))
+            taken = fleet.take_over()
+            assert taken is not None and taken.judged.fruitless == max(0, at - 1)
+            if at < FRUITLESS:
+                taken = _counted(taken, fleet, RecoverySpec(), reached)
+    assert taken is not None
+    with pytest.raises(WorkerDied, match="the coordinator was lost, as those before it were") as raised:
+        _counted(taken, fleet, RecoverySpec(), reached)
+    assert f"{FRUITLESS} generations in a row have not come beyond step 5" in raised.value.because
+    assert (
+        _counted(dataclasses.replace(taken, left="node 0 left"), fleet, RecoverySpec(), reached).judged == taken.judged
+    )
+    assert _counted(taken, fleet, RecoverySpec(), Reached(1, 6, made=True)).judged.fruitless == 0
+    agent.close()

@@ -110,6 +110,15 @@ def test_a_failure_before_the_first_step_is_final_and_kills_without_progress_end
     assert tries == [True] * (FRUITLESS - 1) + [False]
 
 
+def test_a_coordinator_that_takes_over_knows_that_this_call_has_made_steps() -> None:
+    """The first rank goes on with its journal, so no start is newer: an error ended a run of thousands of steps."""
+    began, now = Reached(3, 40, made=True), Reached(4, 5040, made=True)
+    taken = Judge(RecoverySpec(), began).so_far
+    assert Judge(RecoverySpec(), now, taken).judge(failure(), Reached(4, 5050, made=True)).goes_on
+    none_yet = Judge(RecoverySpec(), began, taken).judge(failure(), Reached(4, 40, made=False))
+    assert not none_yet.goes_on and "no step was made before it" in none_yet.because
+
+
 def hang(state: str, step: int = 5) -> Outcome:
     """Return the outcome of a rank that hung, whose process was in this state."""
     ranks = [{"rank": 0, "state": "S"}, {"rank": 1, "state": state}]

@@ -18,6 +18,7 @@ from paceline.session.nodes.coordinate import _gather
 from paceline.spec.load import Spec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.meeting import Meeting
 
 TICK = 0.05
 
@@ -41,18 +42,19 @@ class ArrivingNodes:
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "waited"),
+    ("arrivals", "left", "waited"),
     [
-        ({0: 0.2, 1: 0.1, 2: 0.3}, 0.3),  # the coordinator alone was lost: its node comes with the others
-        ({1: 0.1, 2: 0.3}, 0.3 + 0.5),  # its node was lost with it, for which two seconds were waited
-        ({0: 0.1, 1: 0.1}, 0.1 + 2.0),  # another node is missing, which may be slow
+        ({0: 0.2, 1: 0.1, 2: 0.3}, "", 0.3),  # the coordinator alone was lost: its node comes with the others
+        ({1: 0.1, 2: 0.3}, "", 0.3 + 0.5),  # its node was lost with it, for which two seconds were waited
+        ({1: 0.1, 2: 0.3}, "node 0 left at a notice", 0.3),  # and does not come: half a second was waited
+        ({0: 0.1, 1: 0.1}, "", 0.1 + 2.0),  # another node is missing, which may be slow
     ],
 )
 def test_a_new_coordinator_waits_for_the_node_of_the_last_one_shortly(
-    arrivals: dict[int, float], waited: float
+    arrivals: dict[int, float], left: str, waited: float
 ) -> None:
     spec, fleet = SimpleNamespace(run=SimpleNamespace(nodes=NodesSpec(count=3))), ArrivingNodes(arrivals)
-    _gather(cast(Spec, spec), cast(Fleet, fleet), 0)
+    _gather(cast(Spec, spec), cast(Fleet, fleet), Meeting("node0", 1, "secret", 0, 1, left))
     assert fleet.members.keys() == arrivals.keys() and fleet.clock == pytest.approx(waited, abs=TICK)
 
 

@@ -108,15 +108,27 @@ class Rank:
 
         For what is read from differences: a call that was slow beside one that was not says what nothing takes.
         """
-        passed: list[list[float]] = [[] for _ in calls]
-        own: list[list[float]] = [[] for _ in calls]
+        both = [(summary(passed), summary(own)) for passed, own in self.samples_in_turns(calls, rounds)]
+        return [undisturbed(*each) if self.knows_own_time else each[0] for each in both]
+
+    def samples_in_turns(
+        self, calls: Sequence[Callable[[], object]], rounds: int, meets: bool = False
+    ) -> list[tuple[list[float], list[float]]]:
+        """Return the seconds of each call in each round, by the clock and on the core. Calls take turns.
+
+        Where each `meets`, all ranks begin it together.
+        """
+        import torch.distributed as dist
+
+        samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
         for number in range(rounds + 1):
-            for place, call in enumerate(calls):
+            for call, (passed, own) in zip(calls, samples, strict=True):
+                if meets:
+                    dist.barrier()
                 begin, ran = time.perf_counter(), time.process_time()
                 call()
                 self.synchronize()
-                if number:  # the first one makes buffers
-                    own[place].append(time.process_time() - ran)
-                    passed[place].append(time.perf_counter() - begin)
-        both = [(summary(passed[place]), summary(own[place])) for place in range(len(calls))]
-        return [undisturbed(*each) if self.knows_own_time else each[0] for each in both]
+                if number:  # the first one makes buffers and groups
+                    own.append(time.process_time() - ran)
+                    passed.append(time.perf_counter() - begin)
+        return samples

@@ -12,7 +12,6 @@ keeps its gradients, as all micro-batches but the last do where gradients are re
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +72,8 @@ def step_times(rank: Rank) -> StepTimes | None:
         "once": _step(keeping, few),
         "kept": _step(keeping, few, KEPT_PASSES),
     }
-    took = _in_turns(calls, TRIAL_ROUNDS if rank.trial else ROUNDS)
-    briefly = _in_turns(short, TRIAL_ROUNDS if rank.trial else SHORT_ROUNDS)
+    took = _medians(rank, calls, ROUNDS)
+    briefly = _medians(rank, short, SHORT_ROUNDS)
     parameters = sum(parameter.numel() for parameter in plain.parameters())
     return {
         "plain_seconds": took["plain"],
@@ -91,19 +90,10 @@ def step_times(rank: Rank) -> StepTimes | None:
     }
 
 
-def _in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def _medians(rank: Rank, calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each call; all take turns, so that what else runs here hits all alike."""
-    import torch.distributed as dist
-
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            call()
-            if number:  # the first one makes buffers and groups
-                samples[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in samples.items()}
+    samples = rank.samples_in_turns(list(calls.values()), TRIAL_ROUNDS if rank.trial else rounds, meets=True)
+    return {name: statistics.median(passed) for name, (passed, _) in zip(calls, samples, strict=True)}
 
 
 def _step(model: nn.Module, inputs: torch.Tensor, kept: int = 0) -> Callable[[], None]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
+from paceline.errors import PacelineError, Requeue, RunInUse, StorageError, WorkerDied
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
 from paceline.plan.planned import Planned, plan_task
@@ -33,8 +33,10 @@ from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.judge import Judge, Reached, reached_by
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.aside import printed_aside, printer_here
@@ -124,13 +126,14 @@ def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int
 
 def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, gone: Meeting | None) -> Outcome:
     """Plan for the nodes that come, prove, and train."""
-    _gather(spec, fleet, gone.node if gone is not None else None)
+    _gather(spec, fleet, gone)
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
     taken, most = _taken_over(fleet, gone), fleet.per_node * spec.run.nodes.count
     per_node = fleet.per_node * (per_machine or 1)
     if taken is not None:
         lock.continue_from(taken.number)
+        taken = _counted(taken, fleet, spec.run.recovery, reached_by(lock.run_dir))
     planned = _planned(spec, fleet, taken, per_node, say)
     planned, decisions = confirm_and_price(planned, say)
     brief = proven_brief(planned, decisions, say)
@@ -160,6 +163,22 @@ def _taken_over(fleet: Fleet, gone: Meeting | None) -> TakenOver | None:
     return dataclasses.replace(taken, left=gone.left) if has_left else taken
 
 
+def _counted(taken: TakenOver, fleet: Fleet, policy: RecoverySpec, reached: Reached) -> TakenOver:
+    """Return the world with the loss of its coordinator counted, of which the nodes know from now on.
+
+    Raises WorkerDied where coordinators are lost one after the other: each node in turn would take over, for ever.
+    """
+    judge = Judge(policy, reached, taken.judged)
+    if not taken.left and not (ruling := judge.coordinator_lost(reached)).goes_on:
+        raise WorkerDied(
+            "the coordinator was lost, as those before it were",
+            ruling.because,
+            "look at what the nodes printed, and at their memory; started again, it resumes from the last checkpoint",
+        )
+    fleet.note_judged(judge.so_far)
+    return dataclasses.replace(taken, judged=judge.so_far)
+
+
 def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:
     """Return the plan for the nodes that are there."""
     devices = fleet.devices() or 0
@@ -177,10 +196,10 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     return Replanner(spec, say, per_node).planned(devices, precision)[0]
 
 
-def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
+def _gather(spec: Spec, fleet: Fleet, gone: Meeting | None) -> None:
     """Return when the nodes are there: all at a start, and those of the world before where it is taken over.
 
-    `gone` is the node on which the coordinator of that world was.
+    `gone` is where the coordinator of that world was, whose node may come last, or has left at a notice.
     """
     nodes, waited = spec.run.nodes, SpentSoFar()
     fleet.gather(lambda: 1, nodes.wait)
@@ -194,7 +213,9 @@ def _gather(spec: Spec, fleet: Fleet, gone: int | None) -> None:
             fleet.gather(lambda: nodes.count, nodes.wait, is_over)
             if len(fleet.members) < nodes.count and (because := is_over()):
                 raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
-    elif _have_come(fleet, before - {gone}, min(nodes.lost_after, BACK_SECONDS)):
+        return
+    others = {number for number in before if gone is None or number != gone.node}
+    if _have_come(fleet, others, min(nodes.lost_after, BACK_SECONDS)) and not (gone is not None and gone.left):
         _have_come(fleet, before, min(nodes.lost_after, LAST_SECONDS))
 
 

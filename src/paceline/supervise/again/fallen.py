@@ -12,6 +12,7 @@ from paceline.supervise.again.machines import Stander
 from paceline.supervise.blame import Ending, Outcome
 from paceline.supervise.groups import Process
 from paceline.supervise.ranks_lost import RanksLost
+from paceline.supervise.told.generation import JudgedSoFar
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class TakenOver:
     since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
     spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
+    judged: JudgedSoFar = field(default_factory=JudgedSoFar)  # the failures so far
     left: str = ""  # why it has gone with ranks that are not there any more, where that was at a notice
 
 

@@ -48,9 +48,9 @@ from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held_in_memory import HeldPieces
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.ranks_lost import TellLost, told_to_nobody
-from paceline.supervise.signals import forward_signals
+from paceline.supervise.signals import STOP_SIGNALS, forward_signals
 from paceline.supervise.told.brief import Brief
-from paceline.supervise.told.generation import FIRST, REFORMED, Generation
+from paceline.supervise.told.generation import FIRST, REFORMED, Generation, JudgedSoFar
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
@@ -95,6 +95,7 @@ class Generations:
         self._health, self._tell, self._crew = health, tell, Crew()
         self._spent, self._limits, self._notices = SpentSoFar(), limits or RunSpec(), notices
         self._handed = HandedFaults(lock.run_dir, redactor)
+        self._judged = JudgedSoFar()
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._needed: Collection[int] = ()  # survivors that hold what the next world is made of
         self._is_stopped = machines.is_stopped
@@ -124,12 +125,13 @@ class Generations:
             flag.release()
 
     def _run(self, taken: TakenOver | None) -> Outcome:
-        judge = Judge(self._policy, reached_by(self._lock.run_dir))
+        judge = Judge(self._policy, reached_by(self._lock.run_dir), taken.judged if taken is not None else None)
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
         if taken is not None:
             self._spent = SpentSoFar(*taken.spent)
             standing, generation = taken.standing, self._take_over(taken)
+        self._judged = judge.so_far
         while generation is not None:
             self._machines.rung()  # waits until the standby is ready
             if self._is_stopped() and not standing:  # while no rank was there that could be told
@@ -140,6 +142,7 @@ class Generations:
                 if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                self._judged = judge.so_far
                 if self._is_stopped():
                     return self._end(_cut_short(outcome) if verdict.goes_on else outcome)
                 why = verdict.because
@@ -221,6 +224,7 @@ class Generations:
         decisions, lasting = (*generation.decisions, *decisions), self._machines.decisions()
         seconds, usd = self._spent.begin(self._elastic.usd_per_second)
         generation = replace(generation, decisions=decisions, lasting=lasting, begun_after=seconds, usd_before=usd)
+        generation = replace(generation, judged=self._judged)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
@@ -300,11 +304,12 @@ class Generations:
         moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
         if left and crew.endings and outcome == Outcome(Requeue.exit_code):
+            # Who came too late to stand by was ended, or has failed for want of its peers, and its node stays.
+            leaving = sorted(each.rank for each in crew.endings.values() if each.code == Requeue.exit_code)
             # A machine that leaves may be asked to stop as its ranks end, and that is no stop of the run.
-            leaving = sorted(crew.endings)
-            have_saved = all(ending.code == Requeue.exit_code for ending in crew.endings.values())  # not ended by it
+            have_saved = not any(-each.code in STOP_SIGNALS for each in crew.endings.values())  # not ended by it
             is_stopped = self._is_stopped(leaving if have_saved else ())
-            called = "" if is_stopped else self._machines.part_with(leaving)
+            called = self._machines.part_with(leaving, crew.endings) if leaving and not is_stopped else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(

@@ -15,7 +15,7 @@ import errno
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import (
@@ -34,6 +34,7 @@ from paceline.spec.journal.kinds import RunStarted, StepRecord
 from paceline.spec.journal.reading import last_record, starts_of
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.told.generation import JudgedSoFar
 
 INTERRUPTED = 128 + signal.SIGINT
 FINAL = {
@@ -70,40 +71,50 @@ class Ruling:
 class Judge:
     """Counts the failures of one call against its budgets."""
 
-    def __init__(self, policy: RecoverySpec, reached: Reached) -> None:
+    def __init__(self, policy: RecoverySpec, reached: Reached, so_far: JudgedSoFar | None = None) -> None:
+        """`so_far` is what the coordinator before this one had counted, where that was lost, or has gone."""
         self._policy = policy
-        self._began, self._furthest, self._fruitless = reached, reached.step, 0
-        self._lost = self._failed = 0
-        self._has_made_steps = False
-        self._last_failure: tuple[str, int] | None = None
+        self.so_far = so_far or JudgedSoFar(reached.starts, furthest=reached.step)
 
     def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Ruling:
         """Return whether the run goes on after a world ended with `outcome`, having come as far as `reached`."""
         error = outcome.error
         if outcome.exit_code in FINAL or error is None:
             return Ruling(False, "")
-        self._has_made_steps |= reached.made and reached.starts > self._began.starts
-        self._fruitless = 0 if reached.step > self._furthest else self._fruitless + 1
-        self._furthest = max(self._furthest, reached.step)
-        if self._fruitless >= FRUITLESS:
-            return Ruling(False, f"{FRUITLESS} generations in a row have not come beyond step {self._furthest}")
+        made = self.so_far.has_made_steps or (reached.made and reached.starts > self.so_far.starts)
+        self.so_far = replace(self.so_far, has_made_steps=made)
+        if not (ruling := self.coordinator_lost(reached)).goes_on:
+            return ruling
         if is_lost(outcome) and not out_of_memory:
-            self._lost += 1
-            return _within(self._lost, self._policy.preemption_retries, "run.recovery.preemption_retries")
+            self.so_far = replace(self.so_far, lost=self.so_far.lost + 1)
+            return _within(self.so_far.lost, self._policy.preemption_retries, "run.recovery.preemption_retries")
         failure = (place_of(error), reached.step)
-        again, self._last_failure = failure == self._last_failure, failure
+        again = failure == self.so_far.last_failure
+        self.so_far = replace(self.so_far, last_failure=failure)
         if not self._policy.retries:
             return Ruling(False, "")
         if again:
             return Ruling(False, f"it has failed twice in the step after {reached.step}, at the same place")
-        if not self._has_made_steps and not self._may_pass(error):
+        if not self.so_far.has_made_steps and not self._may_pass(error):
             return Ruling(False, "no step was made before it, so the next start would meet it too")
-        self._failed += 1
-        return _within(self._failed, self._policy.retries, "run.recovery.retries")
+        self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
+        return _within(self.so_far.failed, self._policy.retries, "run.recovery.retries")
+
+    def coordinator_lost(self, reached: Reached) -> Ruling:
+        """Return whether the run goes on after a world that ended with its coordinator: it does while it comes further.
+
+        That is asked of every world that ends.
+        """
+        so_far = self.so_far
+        fruitless = 0 if reached.step > so_far.furthest else so_far.fruitless + 1
+        self.so_far = replace(so_far, furthest=max(so_far.furthest, reached.step), fruitless=fruitless)
+        if fruitless < FRUITLESS:
+            return Ruling(True, "")
+        return Ruling(False, f"{FRUITLESS} generations in a row have not come beyond step {self.so_far.furthest}")
 
     def _may_pass(self, error: Mapping[str, object]) -> bool:
         """Return whether a failure before the first step of this call may be none of the next start."""
-        made_before = self._furthest > 0 and error.get("error") == RankHung.__name__
+        made_before = self.so_far.furthest > 0 and error.get("error") == RankHung.__name__
         return made_before or is_of_surroundings(error)
 
 

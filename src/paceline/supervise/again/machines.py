@@ -49,10 +49,10 @@ class RankHosts(Protocol):
     def changes(self) -> int | None:
         """Return another number once a process has ended, None where each is to be asked."""
 
-    def part_with(self, ranks: Collection[int]) -> str:
+    def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
         """Let the machines go whose ranks have saved and ended while others stand by; return which, "" where none is.
 
-        They count no more among those that are there.
+        They count no more among those that are there. Of `ended` ranks some may have come too late to stand by.
         """
 
     def devices(self) -> int | None:
@@ -143,7 +143,7 @@ class OneMachine:
         """One: a device may be lost by itself."""
         return 1
 
-    def part_with(self, ranks: Collection[int]) -> str:
+    def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
         """Return "": all ranks are of this machine."""
         return ""
 

@@ -7,6 +7,7 @@ in the world that the next coordinator forms. They end with this process, howeve
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ from paceline.supervise.pulses.sight import NearSight
 from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.starting import Starter
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
-from paceline.supervise.told.generation import GENERATION_FILE, read_generation
+from paceline.supervise.told.generation import GENERATION_FILE, Generation, read_generation
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02
@@ -63,6 +64,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
         self._before: dict[int, int] = {}  # of the world before
         self._generation, self._members = 0, list[list[int]]()
+        self._judged: Mapping[str, Any] = {}  # by a coordinator that has formed no world yet
         self._environ_told: dict[str, str] = {}  # of the rank that was started last
         self._entered = 0.0  # when this world began here, in `passed_seconds`
         self._errors: set[int] = set()
@@ -86,15 +88,20 @@ class Agent:
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
             "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
+            "judged": self._judged or dataclasses.asdict(self._begun().judged),
         }  # fmt: skip
 
     def _spent(self) -> tuple[float, float]:
         """Return the seconds and the money that the run has taken, as the world that is left had it when it began."""
         if not self._generation:
             return 0.0, 0.0
-        seconds, told = passed_seconds() - self._entered, read_generation(self._world_folder / GENERATION_FILE)
+        seconds, told = passed_seconds() - self._entered, self._begun()
         usd_per_second = brief_from_json((self._world_folder / BRIEF_FILE).read_text()).usd_per_second
         return told.begun_after + seconds, told.usd_before + seconds * usd_per_second
+
+    def _begun(self) -> Generation:
+        """Return what the world that is left was told when it began."""
+        return read_generation(self._world_folder / GENERATION_FILE) if self._generation else Generation()
 
     def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""
@@ -180,6 +187,8 @@ class Agent:
             self._lookout.ask(message["ask"], message["by_signal"])
         elif "scrutiny" in message and self._lookout is not None:
             self._lookout.attend(message["scrutiny"], message["load"])
+        elif "judged" in message:
+            self._judged = message["judged"]
         elif "pieces" in message:
             link.send({"pieces": self._pieces.listed()})
         elif "port" in message:
@@ -192,7 +201,7 @@ class Agent:
         self._world_folder.mkdir(exist_ok=True)
         for name, text in message["files"].items():
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
-        self._errors, self._stood, self._lookout = set(), {}, None
+        self._errors, self._stood, self._lookout, self._judged = set(), {}, None, {}
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
             ranks = self._ranks.keys()

@@ -5,6 +5,7 @@ To the run's generations they are machines like one machine, but for what only s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import socket
@@ -35,7 +36,7 @@ from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
-from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED
+from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED, JudgedSoFar
 from paceline.supervise.told.place import RENDEZVOUS, SERVED_STORE
 
 LOOK_SECONDS = 0.01
@@ -126,8 +127,8 @@ class Fleet:
             member.forget()
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
-    def part_with(self, ranks: Collection[int]) -> str:
-        """Have the nodes end whose ranks have left the world, and return which these are.
+    def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
+        """Have the nodes end whose ranks have left the world, and return which these are; `ended` are all that have.
 
         Their links are closed by them: what is told last would be lost with a link that is closed here.
         """
@@ -143,7 +144,7 @@ class Fleet:
         told = f"{names} left at a notice, with {ranks_text(ranks)}"
         if self.node in numbers:
             self._wait_for_parted()
-            self.hands_over(_number_of(self._world), ranks, told)
+            self.hands_over(_number_of(self._world), {*ranks, *ended}, told)
         return told
 
     def _wait_for_parted(self) -> None:
@@ -427,7 +428,15 @@ class Fleet:
         since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
-        return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)), (seconds, usd))
+        told = (JudgedSoFar.of(was[number]["judged"]) for number in known)
+        judged = max(told, key=lambda each: (each.furthest, each.fruitless))  # who came late was not told of the last
+        ranks, gone = dict(self._ranks), tuple(sorted(away))
+        return TakenOver(newest, plan, standing, ranks, since, gone, (seconds, usd), judged)
+
+    def note_judged(self, judged: JudgedSoFar) -> None:
+        """Have the nodes keep what is counted of failures: this coordinator may be lost before it forms a world."""
+        for member in self.members.values():
+            member.link.send({"judged": dataclasses.asdict(judged)})
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""

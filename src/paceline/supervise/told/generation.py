@@ -25,13 +25,33 @@ FROM_RANKS = "ranks"  # where survivors bring their state together: nowhere, it 
 
 
 @dataclass(frozen=True)
+class JudgedSoFar:
+    """What a call of a run has met so far: whoever judges its next failures goes on from there."""
+
+    starts: int = 0  # of the run, before this call
+    lost: int = 0  # failures of ranks that were ended from outside
+    failed: int = 0  # failures of the program
+    furthest: int = 0  # the last step that any world has made
+    fruitless: int = 0  # worlds in a row that have come no further
+    has_made_steps: bool = False
+    last_failure: tuple[str, int] | None = None  # of the program: its place, and the step before it
+
+    @staticmethod
+    def of(told: Mapping[str, Any]) -> JudgedSoFar:
+        """Return it as JSON has it."""
+        last = told["last_failure"]
+        return JudgedSoFar(**{**told, "last_failure": (str(last[0]), int(last[1])) if last else None})
+
+
+@dataclass(frozen=True)
 class Generation:
     """A generation's number, the rung by which it came about, and what its first rank records of that.
 
     `moments` are `passed_seconds` of: `fault` (when every rank was last known to be well), `noticed` and `ended` (when
     nothing of the old world was left, or it was ready to go on), of the machine that `clock` tells of,
     and how its clock stood. `reached` is the last step on record. `begun_after` are the seconds since the supervisor
-    began, and `usd_before` what the worlds since then have cost: limits of time and money count from there.
+    began, and `usd_before` what the worlds since then have cost: limits of time and money count from there. So do the
+    budgets of failures from `judged`, for a coordinator that takes over.
     """
 
     number: int = 1
@@ -41,6 +61,7 @@ class Generation:
     reached: int = 0
     begun_after: float = 0.0
     usd_before: float = 0.0
+    judged: JudgedSoFar = JudgedSoFar()
     fault: Mapping[str, Any] = field(default_factory=dict)  # fields of `FaultRecord`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +86,7 @@ def read_generation(path: Path) -> Generation:
     """Return the generation that `write` left."""
     data = json.loads(path.read_text())
     decided = {name: tuple(DecisionRecord(**each) for each in data[name]) for name in ("decisions", "lasting")}
-    return Generation(**{**data, **decided})
+    return Generation(**{**data, **decided, "judged": JudgedSoFar.of(data["judged"])})
 
 
 def take_generation() -> Generation:
