@@ -35,7 +35,7 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, reach_of, wide
-from paceline.verify.compare.in_a_group import own_metrics
+from paceline.verify.compare.in_a_group import has_evaluations, own_metrics
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
@@ -245,7 +245,7 @@ def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Nu
 
 
 def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
-    """Return what says that an evaluation is another one of rows that are cut, None where it is not."""
+    """Return what says that an evaluation is another one of rows that are cut, None where it is not, or there is none."""
     task, source, dtype = asked.task, asked.source, MASTER_DTYPES[asked.plan.precision]
 
     def read(start: int, size: int) -> tuple[contextlib.AbstractContextManager[object], object]:
@@ -256,7 +256,8 @@ def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: floa
 
     metrics = own_metrics(task, source, turn.objective)
     evaluation = Evaluation(program.model, turn.objective, metrics, read)
-    return evaluation_apart(evaluation, cuts(asked.plan.batch_samples), reach)
+    found = evaluation_apart(evaluation, cuts(asked.plan.batch_samples), reach)
+    return found if found is not None and has_evaluations(task) else None  # data are opened for what is found alone
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
