@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ def _tried_once(asked: _Asked) -> Use:
 
 def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     """Return an optimizer over groups of plain tensors. Raises ConfigError where it cannot be made, or is none."""
+    given = [_members(group, lr) for group in groups]  # torch makes a group of the very dictionary
     try:
         optimizer = eager(use.factory)(groups, lr=lr, **use.arguments)
     except (TypeError, ValueError) as error:
@@ -87,19 +88,22 @@ def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Op
             f"task.optimizer.name = '{use.name}' returned a {type(optimizer).__name__}",
             "it must return a torch.optim.Optimizer over the groups that it gets", "return the optimizer",
         )  # fmt: skip
-    _require_groups(use, lr, groups, optimizer)
+    _require_groups(use, given, [_members(group, lr) for group in optimizer.param_groups])
     return optimizer
 
 
-def _require_groups(use: Use, lr: float, groups: list[dict[str, object]], made: torch.optim.Optimizer) -> None:
+def _members(group: Mapping[str, Any], lr: float) -> tuple[list[int], float]:
+    return [id(weight) for weight in group["params"]], float(group.get("lr", lr))
+
+
+def _require_groups(use: Use, given: list[tuple[list[int], float]], has: list[tuple[list[int], float]]) -> None:
     """Raise ConfigError for an optimizer that has regrouped its parameters, or has learning rates of its own making.
 
     Every step sets the rates of the groups by the schedule, and so would take the optimizer's own away.
     """
-    given = [[id(weight) for weight in cast(Sequence[object], group["params"])] for group in groups]
-    if given != [[id(weight) for weight in group["params"]] for group in made.param_groups]:
-        because = f"it was given {len(groups)} of parameters, and has {len(made.param_groups)}, or others in them"
-    elif [float(g.get("lr", lr)) for g in made.param_groups] != [cast(float, g.get("lr", lr)) for g in groups]:
+    if [members for members, _ in given] != [members for members, _ in has]:
+        because = f"it was given {len(given)} of parameters, and has {len(has)}, or others in them"
+    elif given != has:
         because = "its groups begin with other learning rates than it was given, which every step sets by the schedule"
     else:
         return
