@@ -83,7 +83,7 @@ class ThresholdsSeen(TorchDispatchMode):
         self._to_python.__exit__(*error)
 
     def _asked_at(self) -> AskedAt | None:
-        """Return the innermost place in code of the user's own that runs in the block; None of none, or of one aside."""
+        """Return the innermost place in code of the user's own that runs in the block; None of what is aside."""
         found: AskedAt | None = None
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame is not self._entered and frame.f_code not in self._aside:
