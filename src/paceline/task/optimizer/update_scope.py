@@ -93,7 +93,8 @@ def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Op
 
 
 def _members(group: Mapping[str, Any], lr: float) -> tuple[list[int], float]:
-    return [id(weight) for weight in group["params"]], float(group.get("lr", lr))
+    rate = group.get("lr")
+    return [id(weight) for weight in group["params"]], float(rate if isinstance(rate, Tensor | int | float) else lr)
 
 
 def _require_groups(use: Use, given: list[tuple[list[int], float]], has: list[tuple[list[int], float]]) -> None:
