@@ -40,6 +40,13 @@ _INFERENCE = (
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
 _SECOND = re.compile(r"derivative for aten::\w+ is not implemented")  # of an operator's own backward pass
 _FUNCTIONAL = ("torch.func", "saved tensor hooks")  # what torch.func transforms cannot be watched for what they keep
+# torch 2.13 of flex_attention where weights are trained on a CPU, and where operators are watched.
+_FLEX = ("FlexAttention does not support backward on CPU", "no rule registered for HigherOrderOperator flex_attention")
+ON_GPUS_ALONE = "flex_attention has a backward pass on GPUs alone"
+PLAIN_ON_CPU = (
+    "torch.nn.functional.scaled_dot_product_attention where tensors are on a CPU, with the mask written out: plans and"
+    " proofs compute there"
+)
 
 
 def says_no_memory(error: BaseException) -> bool:
@@ -112,6 +119,11 @@ def is_of_no_gradient(error: BaseException) -> bool:
 def tells_of_no_second_derivative(text: str) -> bool:
     """Return whether the last line of a rank is torch's, of an operator that cannot be differentiated once more."""
     return _SECOND.search(text) is not None
+
+
+def tells_of_flex_attention(text: str) -> bool:
+    """Return whether torch says that flex_attention is not to be had where a program is traced or proven."""
+    return any(words in text for words in _FLEX)
 
 
 def is_of_functional_transforms(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from paceline.errors import ConfigError
 from paceline.plan.feasible.refusals import refusal
@@ -264,3 +265,19 @@ def test_what_fails_alike_with_and_without_values_is_told_once() -> None:
     with pytest.raises(ConfigError, match="cannot be traced") as raised:
         trace_here(task)
     assert raised.value.because.count("no attribute 'log'") == 1
+
+
+class Flexible(Program):
+    """Attends by flex_attention, whose backward pass torch has on GPUs alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.head(x)[:, None, :, None]
+        return flex_attention(heads, heads, heads)[:, 0, :, 0]  # type: ignore[no-any-return,index]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is estimated from its weights")
+def test_flex_attention_is_refused_with_what_a_cpu_has() -> None:
+    with pytest.raises(ConfigError, match="cannot be traced") as raised:
+        trace_here(Task(model=Flexible, data=Rows()))
+    assert raised.value.because == "flex_attention has a backward pass on GPUs alone"
+    assert "scaled_dot_product_attention" in raised.value.try_

@@ -173,3 +173,30 @@ class Refusing(Counting):
         if float(weight.grad.norm()) > 1e4:
             raise ValueError("gradients have exploded")
         super().update(weight, group)
+
+
+class ByPlace(Counting):
+    """Has a smaller rate for each further parameter of its list, as rates by depth are written by hand."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for at, weight in enumerate(w for group in self.param_groups for w in group["params"]):
+            if weight.grad is not None:
+                weight.grad *= 0.8**at
+        super().step()
+
+
+class Regrouping(Counting):
+    """Makes a group with a rate of its own of each parameter that it is given."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        own = [weight for group in params for weight in group["params"]]
+        super().__init__([{"params": [weight], "lr": lr * 0.8**at} for at, weight in enumerate(own)], lr)
+
+
+class FasterVectors(Counting):
+    """Gives one of its groups another rate than the one that it was given."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.param_groups[-1]["lr"] = 2 * lr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import foreign_optimizers
 import pytest
@@ -230,6 +231,7 @@ def foreign(name: str, **changes) -> OptimizerSpec:
         ("foreign_optimizers:CountingInGroups", {}, "element"),
         ("foreign_optimizers:Tamed", {}, "parameter"),
         ("foreign_optimizers:Skipping", {}, "model"),
+        ("foreign_optimizers:ByPlace", {}, "model"),
         ("foreign_optimizers:ForKernels", {}, "parameter"),
         ("foreign_optimizers:ForWideMatrices", {}, "parameter"),
         ("foreign_optimizers:Refusing", {}, "element"),  # far beyond what a trial's first steps give it
@@ -243,6 +245,23 @@ def foreign(name: str, **changes) -> OptimizerSpec:
 )
 def test_a_trial_tells_what_an_update_depends_on(path: str, arguments: dict, scope: str) -> None:
     assert scope_known(use_of(OptimizerSpec(), path, arguments)).scope == scope
+
+
+def test_an_optimizer_is_tried_once_a_process() -> None:
+    """Each part of a proof and each start in its story made the whole trial again: of Muon 3 s of CPU every time."""
+    made: list[object] = []
+
+    def factory(params: Any, lr: float, **arguments: Any) -> torch.optim.Optimizer:
+        made.append(arguments)
+        return foreign_optimizers.Counting(params, lr, **arguments)
+
+    def tried(**arguments: Any) -> int:
+        before = len(made)
+        assert scope_known(use_of(OptimizerSpec(), factory, arguments)).scope == "element"
+        return len(made) - before
+
+    assert tried(power=0.5) > 5 and tried(power=0.5) == 0, "the same once more"
+    assert tried(power=0.25) > 5, "another argument may have another scope"
 
 
 @pytest.mark.parametrize("name", ["Counting", "Centred"])
@@ -269,6 +288,13 @@ def test_what_cannot_be_exact_is_refused_with_the_reason() -> None:
         with pytest.raises(ConfigError, match="cannot go on from a checkpoint") as lost:
             scope_known(use_of(OptimizerSpec(), f"foreign_optimizers:{name}", {}))
         assert because in lost.value.because
+    for name, because in (
+        ("Regrouping", "was given 1 of parameters, and has 2"),
+        ("FasterVectors", "other learning rates"),
+    ):
+        with pytest.raises(ConfigError, match="makes parameter groups of its own") as own:
+            scope_known(use_of(OptimizerSpec(), f"foreign_optimizers:{name}", {}))
+        assert because in own.value.because and "lr_scale" in own.value.try_
     closed = closed_by(foreign("Trusting"))
     assert {"dp_shard", "tp", "pp"} <= set(closed) and "what others are" in closed["dp_shard"]
     assert "dp_replicate" not in closed and set(closed_by(foreign("Counting"))) == {"offload"}

@@ -216,7 +216,8 @@ def share_right_everywhere(outputs: Any, batch: Any) -> Any:
 
 def measured(metrics: Any) -> tuple[Any, ...]:
     task, *others = given(next_token)
-    return dataclasses.replace(task, evaluate=EvaluateSpec(metrics=metrics)), *others
+    held_out = (task.data, task.data)  # of a task without any no metric is ever asked
+    return dataclasses.replace(task, data=held_out, evaluate=EvaluateSpec(metrics=metrics)), *others
 
 
 def told_of_metrics(alone: list[Any], metrics: list[Any]) -> list[Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_whole_batch import checked, classifier, logits_of, task_of
+from test_whole_batch import checked, classifier, logits_of, summed, task_of
 from torch import Tensor, nn
 
 from paceline.spec.proof.records import PartProof, Proof
 from paceline.units import Amount
 from paceline.verify.process.start import verify_text
+from paceline.verify.reached.ahead import Walk
 from paceline.verify.reached.thresholds import ThresholdsSeen
 
 
@@ -81,10 +83,10 @@ def out_of_reach(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     [
         (mined_with_a_floor, "32 steps down"),
         (mined_with_a_floor_of_two, "32 steps down"),
-        (bounded_sum, "32 steps up"),
+        (bounded_sum, "14 steps up"),
         (bounded_rows, ""),
-        (scaled_by_the_largest, "32 steps"),
-        (by_a_list, "32 steps"),
+        (scaled_by_the_largest, "32 steps down"),
+        (by_a_list, "32 steps down"),
         (numbers_of_rows, ""),
         (out_of_reach, ""),
     ],
@@ -98,6 +100,18 @@ def test_a_threshold_that_the_start_does_not_reach_is_looked_for(objective: Any,
     assert found.equal is False or (len(found.not_tried), len(untried)) in ((0, 0), (1, 1)), found.not_tried
     assert all(place.startswith("test_thresholds.py:") and "(clamp never acted)" in place for place in untried)
     assert first is None or f"on weights that {way}" in first.likely
+
+
+@pytest.mark.parametrize(("objective", "ways"), [(summed, 1), (by_a_list, 3)])
+def test_thresholds_of_the_data_lead_to_no_far_weights(
+    objective: Any, ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Pairs` compares where it makes labels: each program on such data went 64 steps, and their looks, for nothing."""
+    walked: list[Walk] = []
+    whole = sys.modules[ThresholdsSeen.__module__.replace("reached.thresholds", "compare.whole_batch")]
+    monkeypatch.setattr(whole, "walk", lambda model, gradients, way: walked.append(way))
+    checked(dataclasses.replace(task_of(classifier, objective), global_batch=Amount(96, "samples")))
+    assert len(walked) == ways, walked
 
 
 def _three_with_one_side() -> Tensor:

@@ -173,7 +173,7 @@ def task_of(model: Any, objective: Any, data: Any = None) -> Task:
 
 
 def checked(task: Task) -> CheckProof:
-    source = task.data
+    source = task.data[0] if isinstance(task.data, tuple) else task.data
     return whole_batch(task, plan_of(Layout(), ROWS), join_world("cpu"), source, source.items_per_sample, 3, {})
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_whole_batch import checked, classifier, mean_and_rows, summed, task_of
+from test_whole_batch import ROWS, Pairs, checked, classifier, mean_and_rows, summed, task_of
+from tests_shared import plan_of
 from torch import Tensor, nn
 
+from paceline.spec.layout import Layout
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.metrics.own import OwnMetric
+from paceline.verify.compare.in_a_group import first_numbers
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 
 
@@ -68,11 +71,22 @@ def right(outputs: Tensor, batch: Any) -> Tensor:
 )
 def test_an_evaluation_that_follows_the_cut_of_its_rows_is_named(model: Any, metric: Any, name: str) -> None:
     """It was told "equal": what was held out was left out of the comparison in silence."""
-    found = checked(dataclasses.replace(task_of(model, summed), evaluate=EvaluateSpec(metrics=(metric,))))
+    task = dataclasses.replace(task_of(model, summed), evaluate=EvaluateSpec(metrics=(metric,)))
+    assert checked(task).equal, "nothing is held out: it is never evaluated"
+    found = checked(dataclasses.replace(task, data=(Pairs(), Pairs())))
     first = found.first_difference
     assert found.equal is not bool(name), first
     assert first is None or (first.name, first.family) == (name, "evaluation not a sum over rows")
     assert first is None or f"{name} of 7 rows is" in first.likely
+
+
+def test_what_is_never_evaluated_is_not_asked_for_first_numbers_of_an_evaluation() -> None:
+    """A model that fails where it is evaluated, in a task that has metrics and nothing to evaluate them on."""
+    task = dataclasses.replace(task_of(FailsEvaluated, summed), evaluate=EvaluateSpec(metrics=(right,)))
+    found = first_numbers(task, plan_of(Layout(), ROWS), Pairs(), 1)
+    assert found is not None and ("loss", "loss") in found.numbers
+    with pytest.raises(AssertionError, match="have names"):
+        first_numbers(dataclasses.replace(task, data=(Pairs(), Pairs())), plan_of(Layout(), ROWS), Pairs(), 1)
 
 
 def test_a_loss_that_is_no_sum_in_training_is_told_as_that() -> None:

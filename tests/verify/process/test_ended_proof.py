@@ -100,6 +100,19 @@ def test_a_penalty_on_gradients_that_torch_cannot_differentiate_is_told_with_a_w
     assert "ends with an error in its proof" not in told
 
 
+@pytest.mark.parametrize("after", [0, 1], ids=["alone", "in the layout"])
+def test_flex_attention_is_told_as_what_no_cpu_trains(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], after: int
+) -> None:
+    """An error of the layout, or a traceback, for a program that trains on GPUs."""
+    kernel = "NotImplementedError: FlexAttention does not support backward on CPU. Please set requires_grad to False"
+    ends_with(monkeypatch, {**RAW, "what": kernel}, after)
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "flex_attention has a backward pass on GPUs alone" in told and "scaled_dot_product" in told
+    assert "ends with an error in its proof" not in told
+
+
 def test_what_one_device_runs_into_is_no_fault_of_the_layout(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,17 +34,36 @@ class Together(torch.optim.Optimizer):
                     weight -= group["lr"] * (weight.grad / norm + group["weight_decay"] * weight)
 
 
-@pytest.mark.parametrize("groups", [(), (GroupSpec(match=("*norm*",), lr_scale=0.5, weight_decay=0.3),)])
-def test_a_norm_of_all_gradients_is_that_of_all(groups: tuple[GroupSpec, ...]) -> None:
-    """The reference had an optimizer for matrices and one for vectors: every layout was told "not equal"."""
-    task = decoder_task()
-    spec = OptimizerSpec(Together, lr=1e-2, weight_decay=0.1, groups=groups)
-    task = dataclasses.replace(task, optimizer=spec)
+class ByPlace(Together):
+    """Has a smaller rate for each further parameter of its list, as rates by depth are written by hand."""
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Update every weight."""
+        for at, weight in enumerate(weight for group in self.param_groups for weight in group["params"]):
+            if weight.grad is not None:
+                weight -= 0.8**at * self.param_groups[0]["lr"] * weight.grad
+
+
+def _held_on_one_device(spec: OptimizerSpec) -> None:
+    task = dataclasses.replace(decoder_task(), optimizer=spec)
     source: Any = task.data
     found = compare(
         task, plan_of(Layout(), precision="fp64"), join_world("cpu"), source, source.items_per_sample, 2, {}
     )
     assert found.equal, found.first_difference
+
+
+@pytest.mark.parametrize("groups", [(), (GroupSpec(match=("*norm*",), lr_scale=0.5, weight_decay=0.3),)])
+def test_a_norm_of_all_gradients_is_that_of_all(groups: tuple[GroupSpec, ...]) -> None:
+    """The reference had an optimizer for matrices and one for vectors: every layout was told "not equal"."""
+    _held_on_one_device(OptimizerSpec(Together, lr=1e-2, weight_decay=0.1, groups=groups))
+
+
+@pytest.mark.parametrize("groups", [(), (GroupSpec(match=("*norm*", "*up_proj*"), weight_decay=0.05),)])
+def test_a_rate_by_the_place_in_the_list_of_parameters_is_that_of_the_run(groups: tuple[GroupSpec, ...]) -> None:
+    """The reference listed its groups in another order than the run: "not equal" on every layout."""
+    _held_on_one_device(OptimizerSpec(ByPlace, lr=1e-2, weight_decay=0.1, groups=groups))
 
 
 def test_one_instance_has_all_parameters_with_a_factor_for_each_group() -> None:

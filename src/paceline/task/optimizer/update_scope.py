@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +23,12 @@ MATRIX, VECTOR = (96, 64), (333,)
 # Rules that factor moments, or precondition, do so from 128 rows on; kernels and stacks of experts have rules of their
 # own, or the same for all that has more than two dimensions.
 MORE_SHAPES = ((160, 144), (6, 24, 16), (24, 16, 3, 3))
+# Of the ladder, whose steps are many: a part, and one of two parameters, has less than two thirds of the whole's norm.
+SMALL_MATRICES, SMALL_VECTOR = ((24, 16), (40, 16)), (30,)
 CUTS = {  # by shape: (sizes, dimension)
     MATRIX: [((37, 59), 0), ((41, 23), 1)], VECTOR: [((111, 222), 0)], (160, 144): [((61, 99), 0)],
     (6, 24, 16): [((2, 4), 0), ((7, 17), 1)], (24, 16, 3, 3): [((9, 15), 0)],
+    (24, 16): [((9, 15), 0), ((11, 5), 1)], (40, 16): [((13, 27), 0)], SMALL_VECTOR: [((10, 20), 0)],
 }  # fmt: skip
 STEPS = 3
 MORE_STEPS = 32  # of what looks element by element: preconditioners wait for some twenty steps, slow weights for five
@@ -42,11 +48,34 @@ def scope_known(use: Use) -> Use:
     Of one that is tried it is also known which numbers of its groups it counts in. Raises ConfigError for an optimizer
     that cannot be made, draws random numbers (each rank would draw its own), or keeps what no checkpoint has.
     """
-    return use if use.scope else _tried(use)
+    if use.scope:
+        return use
+    asked = _Asked(use, use.factory, tuple((name, type(each), each) for name, each in sorted(use.arguments.items())))
+    try:
+        hash(asked)
+    except TypeError:  # a list, or an object of the user's
+        return _tried(use)
+    known = _tried_once(asked)
+    return dataclasses.replace(use, scope=known.scope, counts=known.counts)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An optimizer with its arguments: what a trial of it depends on."""
+
+    use: Use = field(compare=False)
+    factory: Any
+    arguments: tuple[tuple[str, type, Any], ...]
+
+
+@functools.lru_cache(maxsize=16)  # a proof asks for the optimizer of the task in each part of it, as each start does
+def _tried_once(asked: _Asked) -> Use:
+    return _tried(asked.use)
 
 
 def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     """Return an optimizer over groups of plain tensors. Raises ConfigError where it cannot be made, or is none."""
+    given = [_members(group, lr) for group in groups]  # torch makes a group of the very dictionary
     try:
         optimizer = eager(use.factory)(groups, lr=lr, **use.arguments)
     except (TypeError, ValueError) as error:
@@ -59,7 +88,30 @@ def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Op
             f"task.optimizer.name = '{use.name}' returned a {type(optimizer).__name__}",
             "it must return a torch.optim.Optimizer over the groups that it gets", "return the optimizer",
         )  # fmt: skip
+    _require_groups(use, given, [_members(group, lr) for group in optimizer.param_groups])
     return optimizer
+
+
+def _members(group: Mapping[str, Any], lr: float) -> tuple[list[int], float]:
+    rate = group.get("lr")
+    return [id(weight) for weight in group["params"]], float(rate if isinstance(rate, Tensor | int | float) else lr)
+
+
+def _require_groups(use: Use, given: list[tuple[list[int], float]], has: list[tuple[list[int], float]]) -> None:
+    """Raise ConfigError for an optimizer that has regrouped its parameters, or has learning rates of its own making.
+
+    Every step sets the rates of the groups by the schedule, and so would take the optimizer's own away.
+    """
+    if [members for members, _ in given] != [members for members, _ in has]:
+        because = f"it was given {len(given)} of parameters, and has {len(has)}, or others in them"
+    elif given != has:
+        because = "its groups begin with other learning rates than it was given, which every step sets by the schedule"
+    else:
+        return
+    raise ConfigError(
+        f"the optimizer '{use.name}' makes parameter groups of its own", because,
+        "lr_scale and weight_decay in task.optimizer.groups, by names of parameters; or factors within step()",
+    )  # fmt: skip
 
 
 def _tried(use: Use) -> Use:
@@ -88,12 +140,15 @@ def _tried(use: Use) -> Use:
 
 def _widest(use: Use, wholes: Sequence[Tensor], generator: torch.Generator) -> str:
     """Return the widest scope that any run shows."""
-    found = {_scope(use, wholes, run) for run in (_few, _many)}
+    shapes = SMALL_MATRICES if wholes[1].dim() > 1 else (SMALL_MATRICES[0], SMALL_VECTOR)
+    small = [torch.randn(shape, generator=generator) for shape in shapes]
+    scope = _scope(use, wholes, _few)
+    scope = _scope(use, wholes if scope == "element" else small, _many, at_least=scope)
     with contextlib.suppress(RuntimeError, ValueError):  # it stops at large gradients, or its matrices have no inverse
-        found.add(_scope(use, wholes, _ladder))
-    if found == {"element"}:
-        found |= {_scope(use, [whole], _few) for whole in _more_shapes(use, generator)}
-    return next(scope for scope in ("model", "parameter", "element") if scope in found)
+        scope = _scope(use, small, _ladder, at_least=scope)
+    for whole in _more_shapes(use, generator) if scope == "element" else ():
+        scope = _scope(use, [whole], _few, at_least=scope)
+    return scope
 
 
 def _more_shapes(use: Use, generator: torch.Generator) -> list[Tensor]:
@@ -107,11 +162,18 @@ def _more_shapes(use: Use, generator: torch.Generator) -> list[Tensor]:
     return found
 
 
-def _scope(use: Use, wholes: Sequence[Tensor], run: UpdateOnce) -> str:
-    """Return what the updates of a run depend on, which gives the changes of each parameter as [looks, ...]."""
+def _scope(use: Use, wholes: Sequence[Tensor], run: UpdateOnce, at_least: str = "element") -> str:
+    """Return what the updates of a run depend on, which gives the changes of each parameter as [looks, ...].
+
+    What is known to be so already is `at_least`: no further look could tell less.
+    """
+    if at_least == "model":
+        return "model"
     alone = [change for whole in wholes for change in run(use, [whole])]
     if not _same_in_each(alone, run(use, wholes)):
         return "model"
+    if at_least == "parameter":
+        return "parameter"
     for whole, change in zip(wholes, alone, strict=True):
         for sizes, dimension in CUTS[tuple(whole.shape)]:
             try:

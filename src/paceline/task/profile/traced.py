@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.machine import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.foreign_errors import is_of_no_gradient
+from paceline.foreign_errors import ON_GPUS_ALONE, PLAIN_ON_CPU, is_of_no_gradient, tells_of_flex_attention
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
@@ -254,6 +254,10 @@ def _trace(
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
             return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")
+        if tells_of_flex_attention(str(error)):
+            raise ConfigError(
+                f"the model {type(model).__name__} cannot be traced", ON_GPUS_ALONE, PLAIN_ON_CPU
+            ) from error
         raise ConfigError(
             f"the model {type(model).__name__} cannot be traced",
             f"its forward pass failed on a batch of the data, {_said(error)}{_and_without_values(error, errors[0])}",

@@ -34,6 +34,7 @@ from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
+from paceline.task.data.source import open_sources
 from paceline.task.metrics.metric import LossTotal
 from paceline.task.metrics.own import OwnMetric
 from paceline.task.metrics.resolve import metrics_of
@@ -123,7 +124,7 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
     main = turns[main_turn(task)].objective
-    if metrics := own_metrics(task, source, main):
+    if (metrics := own_metrics(task, source, main)) and has_evaluations(task):
         rows = next(iter(micro_batches(task, plan, source, 1, whole)))[1]
         found |= _metrics(model, main, metrics, placed_plainly(main, cast_floats(rows, dtype)))
     for turn, own in zip(turns, own_parameters(model, turns), strict=True):
@@ -136,6 +137,11 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
             moved = _moved(task.optimizer, model, own, weight)
             found |= {("weights", f"{name}{of}"): float(norm) for name, norm in moved.items()}
     return FirstNumbers(found)
+
+
+def has_evaluations(task: Task) -> bool:
+    """Return whether a task has held-out data: one that has none is never evaluated, whatever its metrics."""
+    return bool(task.evaluate.sets) or open_sources(task.data, task.seed)[1] is not None
 
 
 def own_metrics(task: Task, source: Source, objective: Objective) -> list[OwnMetric]:

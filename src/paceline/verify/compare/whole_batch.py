@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, reach_of, wide
-from paceline.verify.compare.in_a_group import own_metrics
+from paceline.verify.compare.in_a_group import has_evaluations, own_metrics
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
@@ -139,7 +140,7 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
-    first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen()
+    first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)
     for turn in () if left_out else turns:
         try:
             with seen:
@@ -245,18 +246,19 @@ def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Nu
 
 
 def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
-    """Return what says that an evaluation is another one of rows that are cut, None where it is not."""
+    """Return what says that an evaluation is another one of rows that are cut, None where none is made or it is not."""
     task, source, dtype = asked.task, asked.source, MASTER_DTYPES[asked.plan.precision]
 
     def read(start: int, size: int) -> tuple[contextlib.AbstractContextManager[object], object]:
         positions = np.arange(start, start + size, dtype=np.int64)
-        data = cast_floats(source.read(ids_at(source, task.seed, positions), positions), dtype)
+        data = cast_floats(_read(source, task.seed, positions), dtype)
         drawn_for = SampleRows(positions, turn.draws_as(1), length_of(data))
         return program.randomness.during(drawn_for), placed_plainly(turn.objective, data)
 
     metrics = own_metrics(task, source, turn.objective)
     evaluation = Evaluation(program.model, turn.objective, metrics, read)
-    return evaluation_apart(evaluation, cuts(asked.plan.batch_samples), reach)
+    found = evaluation_apart(evaluation, cuts(asked.plan.batch_samples), reach)
+    return found if found is not None and has_evaluations(task) else None  # data are opened for what is found alone
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
@@ -375,7 +377,7 @@ def _numbers(
         for size in sizes:
             each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
-            data = source.read(ids_at(source, task.seed, positions), positions)
+            data = _read(source, task.seed, positions)
             with each:
                 with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
                     loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
@@ -389,6 +391,11 @@ def _numbers(
     norm = norm_together(means.values())
     reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
     return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved)
+
+
+def _read(source: Source, seed: int, positions: np.ndarray) -> Any:
+    """Return the samples at some positions of the data's order."""
+    return source.read(ids_at(source, seed, positions), positions)
 
 
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
-from paceline.foreign_errors import tells_of_no_second_derivative
+from paceline.foreign_errors import ON_GPUS_ALONE, PLAIN_ON_CPU, tells_of_flex_attention, tells_of_no_second_derivative
 from paceline.plan.feasible.refusals import (
     copies_in_step,
     layout_refusal,
@@ -206,6 +206,8 @@ def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequen
             "of attention: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):` around the objective's forward"
             " passes; of other operators: the same written out in sums and products",
         )
+    if isinstance(error, RankTraceback) and tells_of_flex_attention(error.what):
+        return ConfigError("the program cannot be proven here", ON_GPUS_ALONE, PLAIN_ON_CPU)
     if not isinstance(error, RankTraceback) or job.plan.layout.devices == 1:
         return error
     cut = [known for one, known in zip(jobs, before, strict=False) if one.check == "whole batch" and not known.left_out]

@@ -7,7 +7,7 @@ large, shows in no comparison. A proof looks for weights that reach it, and says
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -22,19 +22,21 @@ COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BOUNDS = ("clamp", "clamp_min", "clamp_max", "maximum", "minimum")  # they act where a number is not the first operand's
 NUMBER = "_local_scalar_dense"  # what item(), float(), int() and bool() of a tensor ask for
 ARRAYS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)  # which ask for no operator
-AskedAt = tuple[str, int, int, str]  # file, line, place of the call in its code (a line may have several), operator
+AskedAt = tuple[str, int, int]  # file, line, place of the call in its code (a line may have several)
 
 
 class ThresholdsSeen(TorchDispatchMode):
     """Keeps, by its place in code that is neither ours nor installed, whether a threshold acted and whether it did not.
 
     Thresholds that torch is asked for are seen. Of a comparison of Python's own numbers nothing is seen but where they
-    come from: `loss.item()`, `float(x.max())`, `x.tolist()`.
+    come from: `loss.item()`, `float(x.max())`, `x.tolist()`. What is asked within a function that is `aside`, such as
+    that which reads data, is no threshold: it knows no weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *aside: Callable[..., object]) -> None:
         super().__init__()
-        self._sides: dict[AskedAt, set[bool]] = {}
+        self._aside = {getattr(function, "__code__", None) for function in aside}
+        self._sides: dict[tuple[AskedAt, str], set[bool]] = {}  # by place and operator
         self._known: dict[str, bool] = {}  # whether a file is the user's own
         self._gives_numbers = False  # whether the user's code has had numbers of Python's
         self._to_python = _ToPython(self)
@@ -48,7 +50,7 @@ class ThresholdsSeen(TorchDispatchMode):
         """Return the thresholds that have one side alone, such as `losses.py:12 (> always true)`, alike ones once."""
         told = [
             f"{Path(file).name}:{line} ({_said(operator, True in sides)})"
-            for (file, line, _, operator), sides in self._sides.items()
+            for ((file, line, _), operator), sides in self._sides.items()
             if len(sides) == 1
         ]
         return list(dict.fromkeys(told))  # a line may have several
@@ -63,7 +65,7 @@ class ThresholdsSeen(TorchDispatchMode):
         is_threshold = name in COMPARISONS or name in BOUNDS
         if is_threshold and isinstance(found, torch.Tensor) and found.numel() and (asked := self._asked_at()):
             acted = found if name in COMPARISONS else found != args[0]
-            sides = self._sides.setdefault((*asked, name), set())
+            sides = self._sides.setdefault((asked, name), set())
             sides.update(side for side, there in ((True, acted.any()), (False, ~acted.all())) if there)
         return found
 
@@ -80,14 +82,15 @@ class ThresholdsSeen(TorchDispatchMode):
         super().__exit__(*error)
         self._to_python.__exit__(*error)
 
-    def _asked_at(self) -> tuple[str, int, int] | None:
-        """Return the innermost place in code of the user's own that runs in the block, None where none does."""
+    def _asked_at(self) -> AskedAt | None:
+        """Return the innermost place in code of the user's own that runs in the block; None of what is aside."""
+        found: AskedAt | None = None
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame is not self._entered:
-            if self._is_users(frame.f_code.co_filename):
-                return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
+        while frame is not None and frame is not self._entered and frame.f_code not in self._aside:
+            if found is None and self._is_users(frame.f_code.co_filename):
+                found = frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
             frame = frame.f_back
-        return None
+        return None if frame is not None and frame.f_code in self._aside else found
 
     def _is_users(self, file: str) -> bool:
         if file not in self._known:

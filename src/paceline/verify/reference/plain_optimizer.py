@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def plain_optimizers(
             shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
             kinds.setdefault((at, shape, depths.get(weight, 0)), []).append(weight)
     found: list[tuple[torch.optim.Optimizer, float]] = []
-    own: dict[tuple[int, str], tuple[Any, dict[str, Any], list[dict[str, Any]]]] = {}
+    own: dict[tuple[int, str], tuple[Any, dict[str, Any], dict[tuple[Any, ...], dict[str, Any]]]] = {}
     for (at, shape, depth), weights in kinds.items():
         rule = _rule(spec, at, shape)
         factor = rule.lr_scale * spec.layer_decay**depth
@@ -79,9 +79,24 @@ def plain_optimizers(
             continue
         arguments = {**rule.arguments}
         decay = {name: arguments.pop(name) for name in ("weight_decay",) if name in arguments}
-        alike = own.setdefault((id(rule.kind), repr(arguments)), (rule.kind, arguments, []))
-        alike[2].append({"params": weights, FACTOR: factor, **decay})
-    return found + [(kind(groups, lr=spec.lr, **arguments), 1.0) for kind, arguments, groups in own.values()]
+        alike = own.setdefault((id(rule.kind), repr(arguments)), (rule.kind, arguments, {}))
+        group = alike[2].setdefault((at, factor, *decay.values()), {"params": [], FACTOR: factor, **decay})
+        group["params"] += weights
+    place = {weight: number for number, weight in enumerate(chosen)}
+    return found + [(kind(_in_order(groups.values(), place), lr=spec.lr, **arguments), 1.0)
+                    for kind, arguments, groups in own.values()]  # fmt: skip
+
+
+def _in_order(groups: Iterable[dict[str, Any]], place: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:
+    """Return groups of parameters in the order in which the user's optimizer has them: its rule may go by the place.
+
+    Those of less weight decay come first, of the same the one whose first parameter does; within a group it is the
+    model's order.
+    """
+    for group in groups:
+        group["params"].sort(key=place.__getitem__)
+    by_first = sorted(groups, key=lambda group: place[group["params"][0]])
+    return sorted(by_first, key=lambda group: group.get("weight_decay", 0.0))
 
 
 def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
