@@ -199,7 +199,7 @@ class Reader:
     ) -> tuple[Case | None, str]:
         """Return the case with what the row measured; the reason where it measured nothing that can be scored."""
         precision, batch = plans[0].precision, plans[0].batch_samples
-        counted = replace(shape, flash=True, window=0).profile()  # conventions know no windows
+        counted = replace(shape, flash=True, window=0, text_tokens=0).profile()  # conventions know no masks
         peak = cluster.device.peak_flops.get(precision, float("nan"))
         excluded = time_excluded(row)
         seconds, reason = step_seconds(row, counted, batch, peak, marks) if row.status == "ok" else (None, row.status)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
 from paceline.backtest.words.settings import is_unfused, modules_of
+from paceline.backtest.words.texts import text_tokens
 from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.programs.known import is_around_transformers, program_of, with_modules
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
@@ -79,6 +80,7 @@ def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
     )
     shape = _with_family(shape, row, flags)
     shape = _with_kernels(shape, row, marks)
+    shape = replace(shape, text_tokens=text_tokens(row, marks))
     if row.experts:
         shape = _with_experts(shape, row, flags, marks)
         if shape.experts is None:
