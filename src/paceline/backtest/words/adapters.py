@@ -25,6 +25,11 @@ ASSUMED_RANK = 16
 UNKNOWN = "adapter fine-tuning"
 
 
+def has_adapters(row: StepRow) -> bool:
+    """Return whether a row's notes say that adapters are trained, beside weights that are frozen."""
+    return LORA.search(row.notes.lower()) is not None
+
+
 def adapter_of(row: StepRow, marks: list[str]) -> tuple[AdapterSpec | None, bool, str]:
     """Return the adapters that a row trains, none where it trains all, and whether attention alone has them.
 

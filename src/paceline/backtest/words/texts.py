@@ -19,12 +19,12 @@ def text_tokens(row: StepRow, marks: list[str]) -> int:
 
     Example: "packed texts of 512 tokens" are 512; NeMo's LoRA in sequences of 4,096 has SQuAD's of about 240.
     """
-    notes = row.notes.lower()
+    notes, sequence = row.notes.lower(), row.seq_len or 0
     if said := SAID.search(notes):
         tokens = int(said[1].replace(",", ""))
-    else:
-        tokens = program_of(row.program, row.zero_stage)[0].tunes_texts
-        if not tokens or not TUNED.search(notes) or APART.search(notes):
-            return 0
-        marks.append(f"texts of {tokens} tokens in a sequence, as {row.program} packs them")
-    return tokens if row.seq_len and tokens < row.seq_len else 0
+        return tokens if tokens < sequence else 0
+    tokens = program_of(row.program, row.zero_stage)[0].tunes_texts
+    if not 0 < tokens < sequence or not TUNED.search(notes) or APART.search(notes):
+        return 0
+    marks.append(f"texts of {tokens} tokens in a sequence, as {row.program} packs them")
+    return tokens

@@ -16,6 +16,10 @@ from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.profile.aligned import unaligned_flops
 from paceline.task.profile.transformer import TransformerShape, linear_layers
 
+# What frozen layers of Transformers' Llama do not start, of what they count for each of three passes when kernels are
+# separate: seven products of weights' gradients, nine sums of gradients, and what the weights of norms need, 20 in all.
+# Counted as task/profile/transformer.py says; an adapter starts 4 operators forward and 8 backward, on top.
+FROZEN_OPERATORS = 3
 Pairs = Sequence[tuple[int, int]]  # widths of the inputs and outputs of linear layers
 
 
@@ -66,10 +70,11 @@ def adapted_transformer(shape: TransformerShape, spec: AdapterSpec, *, attention
     """
     profile = shape.profile()
     layers = linear_layers(shape)
+    spared = FROZEN_OPERATORS * shape.norms_in_pieces
     return dataclasses.replace(
         profile,
         blocks=tuple(
-            _layer(block, spec, layers, attention_only or bool(block.experts), shape.seq_len)
+            _layer(block, spec, layers, attention_only or bool(block.experts), shape.seq_len, spared)
             if block.recomputable
             else _outside(block)
             for block in profile.blocks
@@ -86,7 +91,12 @@ def _outside(block: BlockProfile) -> BlockProfile:
 
 
 def _layer(
-    block: BlockProfile, spec: AdapterSpec, layers: tuple[Pairs, Pairs], attention_only: bool, tokens: int
+    block: BlockProfile,
+    spec: AdapterSpec,
+    layers: tuple[Pairs, Pairs],
+    attention_only: bool,
+    tokens: int,
+    spared_operators: int,
 ) -> BlockProfile:
     """Return a layer with adapters, and with what is frozen in it."""
     attention, feed_forward = layers
@@ -97,8 +107,11 @@ def _layer(
     trained = sum(spec.rank * (into + out) for into, out in adapted)
     is_packed = spec.base_dtype == NF4
     frozen = block.parameters - matrices * is_packed
+    beside = with_adapters(block, spec, adapted, tokens)
     found = dataclasses.replace(
-        with_adapters(block, spec, adapted, tokens),
+        beside,
+        operators=beside.operators - spared_operators,
+        plain_operators=beside.operators - block.operators,
         parameters=frozen + trained,
         frozen_parameters=frozen,
         narrow_parameters=frozen,
