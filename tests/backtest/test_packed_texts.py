@@ -8,6 +8,7 @@ import pytest
 from backtest_examples import LLAMA, case_of
 
 from paceline.backtest.price import Priced, price_cases
+from paceline.backtest.words.adapters import beside_inputs
 from paceline.backtest.words.texts import text_tokens
 from paceline.plan.cost.programs.known import MEGATRON_BRIDGE, NEMO, SQUAD_TOKENS
 
@@ -37,6 +38,20 @@ def test_what_a_row_says_of_its_texts(changes: dict[str, object], tokens: int) -
     assert text_tokens(replace(TUNED, **changes), marks) == tokens  # type: ignore[arg-type]
     assert bool(marks) is (tokens == SQUAD_TOKENS), "what a program does is assumed, what a row says is not"
     assert (NEMO.tunes_texts, MEGATRON_BRIDGE.tunes_texts) == (SQUAD_TOKENS, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "beside"),
+    [
+        ({}, True), ({"notes": "fine-tuning LoRA of attention"}, False), ({"program": "trl"}, False),
+        ({"notes": "fine-tuning LoRA of all linear layers"}, False), ({"program": "megatron-bridge"}, False),
+    ],
+)  # fmt: skip
+def test_nemos_adapters_are_beside_the_first_product_of_attention(changes: dict[str, object], beside: bool) -> None:
+    row = replace(TUNED, **{"notes": "fine-tuning LoRA", **changes})  # type: ignore[arg-type]
+    assert beside_inputs(row) is beside
+    if "linear" not in row.notes:  # a Llama whose every product of attention is 4,096 wide
+        assert case_of(row).profile.trained_parameters == 32 * 16 * 2 * 4096 * (3 if beside else 4)
 
 
 def test_attention_between_texts_takes_no_time_and_is_still_counted_by_conventions() -> None:

@@ -60,21 +60,32 @@ def with_adapters(block: BlockProfile, spec: AdapterSpec, shapes: Pairs, tokens:
 
 
 @lru_cache(maxsize=256)  # tables ask for the same few shapes
-def adapted_transformer(shape: TransformerShape, spec: AdapterSpec, *, attention_only: bool) -> ModelProfile:
+def adapted_transformer(
+    shape: TransformerShape, spec: AdapterSpec, *, attention_only: bool, inputs_only: bool = False
+) -> ModelProfile:
     """Return the profile of a transformer of this shape whose adapters alone are trained.
 
-    They stand beside the linear layers of attention, or beside those of the feed-forward too; beside experts none do.
+    They stand beside the linear layers of attention, of which those before its core alone where `inputs_only` is said,
+    or beside those of the feed-forward too; beside experts none do.
     What is frozen rests in two bytes, or in four bits the linear layers of all blocks, adapted or not.
 
     Example: of Llama 2 7B with rank 16 beside attention 16.8 M parameters are trained, 0.25 % of its 6.74e9.
     """
     profile = shape.profile()
-    layers = linear_layers(shape)
+    attention, feed_forward = layers = linear_layers(shape)
+    first = attention[:-1] if inputs_only else attention
     spared = FROZEN_OPERATORS * shape.norms_in_pieces
     return dataclasses.replace(
         profile,
         blocks=tuple(
-            _layer(block, spec, layers, attention_only or bool(block.experts), shape.seq_len, spared)
+            _layer(
+                block,
+                spec,
+                layers,
+                first if attention_only or block.experts else (*first, *feed_forward),
+                shape.seq_len,
+                spared,
+            )
             if block.recomputable
             else _outside(block)
             for block in profile.blocks
@@ -94,13 +105,12 @@ def _layer(
     block: BlockProfile,
     spec: AdapterSpec,
     layers: tuple[Pairs, Pairs],
-    attention_only: bool,
+    adapted: Pairs,
     tokens: int,
     spared_operators: int,
 ) -> BlockProfile:
     """Return a layer with adapters, and with what is frozen in it."""
     attention, feed_forward = layers
-    adapted = [*attention] if attention_only else [*attention, *feed_forward]
     dense = [*attention] if block.experts else [*attention, *feed_forward]
     one = math.prod(block.expert_widths) if block.experts else 0  # matrix of an expert
     matrices = sum(into * out for into, out in dense) + block.expert_parameters
