@@ -13,7 +13,7 @@ from backtest_examples import LLAMA, case_of, cells_of, reason_of, write_table
 from paceline.backtest.backtest import run_backtest
 from paceline.backtest.layout import spreads_experts
 from paceline.backtest.machine import Machines
-from paceline.backtest.price import software_of
+from paceline.backtest.price import Priced, price_cases, software_of
 from paceline.backtest.shape import shape_of
 from paceline.backtest.words.adapters import adapter_of
 from paceline.backtest.words.settings import part_kept, precision_of, recompute_of, sharding_of
@@ -320,6 +320,47 @@ def test_a_llama_by_deepspeed_is_of_transformers_and_has_norms_in_pieces(
     """Eleven rounds had 5.5 ms a layer and micro-batch for a Qwen of 1.8 billion that took 11 whatever its length."""
     shape, _ = shape_of(replace(LLAMA_BY_ENGINE, **changes))  # type: ignore[arg-type]
     assert shape is not None and shape.norms_in_pieces is in_pieces
+
+
+@pytest.mark.parametrize(
+    ("notes", "by_count"),
+    [
+        ("", 52 + 100),
+        ("weights and moments in bf16", 40 + 82),
+        ("LoRA of attention, rank 8", 56 + 94),
+        ("LoRA of all linear layers, rank 8", 68 + 118),
+    ],
+)
+def test_a_layer_of_transformers_starts_as_many_operators_as_were_counted(notes: str, by_count: int) -> None:
+    """What rests in 16 bits is not cast and what is frozen has no gradient: LoRA was told 245 operators of 150."""
+    case = case_of(LLAMA_BY_ENGINE, program="trl", zero_stage="0", n_devices=1, dp=1, notes=notes, global_batch=2)
+    (layer,) = {replace(block, name="") for block in case.profile.blocks if block.recomputable}
+    started = layer.plain_operators + (layer.operators - layer.plain_operators) * read_constants().unfused_launches
+    assert 3 * started == pytest.approx(by_count, rel=0.03)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+    ends = sum(block.operators for block in case.profile.blocks if not block.recomputable)
+    assert host_starts(context.sheet(case.plans[0])).operators[0] == pytest.approx(32 * started + ends)
+
+
+@pytest.mark.parametrize(("program", "compiled", "fused"), [
+    ("accelerate", 1, True), ("accelerate", 0, False), ("accelerate", None, False), ("pytorch-fsdp1", 1, True),
+])  # fmt: skip
+def test_modules_of_transformers_that_are_compiled_have_fused_kernels(
+    program: str, compiled: int | None, fused: bool
+) -> None:
+    assert software_of(case_of(program=program, compile=compiled)).fused is fused
+
+
+def test_the_fourth_flash_attention_is_faster_on_blackwell_alone() -> None:
+    def attention(**changes: Any) -> float:
+        (priced,) = price_cases([case_of(EIGHT, **changes)])
+        assert isinstance(priced, Priced)
+        return sum(term.seconds for term in priced.terms if term.kind == "attention")
+
+    blackwell = {"accelerator": "B200", "measured_step_s": 3.0}
+    assert attention(**blackwell, attention_kernel="flash 4") == pytest.approx(attention(**blackwell) / 1.3)
+    assert attention(attention_kernel="FA4") == attention(attention_kernel="flash")
+    assert attention(**blackwell, attention_kernel="flash 3") == attention(**blackwell)
 
 
 @pytest.mark.parametrize(("told", "fused"), [(0, False), (1, True), (None, True)])

@@ -35,7 +35,8 @@ ENDS = 2
 # A note of Megatron-LM's `--expert-tensor-parallel-size 1`: every tensor rank holds whole experts.
 WHOLE_EXPERTS = re.compile(r"\b(?:etp|expert[-_ ]tensor[-_ ]parallel(?:[-_ ]size)?) ?[=:]? ?1\b")
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
-# A sentence of a row's notes that names what rests in host memory.
+# A sentence of a row's notes that names what rests in host memory, and that it is said of a table's rows at large.
+OF_A_TABLE = re.compile(r"\bnot printed\b|\bnot stated\b|\btext says\b")
 OFFLOADED = re.compile(r"((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
@@ -209,20 +210,27 @@ def _data_axes(
 def _offloads(row: StepRow, marks: list[str]) -> list[str]:
     """Return what a row may have rested in host memory: nothing, or any of what its notes say is offloaded.
 
-    A source that says so of a table as a whole does not say of which rows. A few programs rest activations of sharded
-    models there unless they are told otherwise.
+    A source that says so of a table as a whole does not say of which rows, and of activations a part may rest there; an
+    optimizer whose states a row says are offloaded has them there. A few programs rest activations of sharded models
+    there unless they are told otherwise.
 
-    Example: "activations and optimizer states are offloaded to host memory" leaves four open.
+    Example: "activations and optimizer states are offloaded to host memory (per-row settings not printed)" leaves four
+    open, the same without what stands in brackets two.
     """
-    said = OFFLOADED.search(row.notes.lower())
+    notes = row.notes.lower()
+    said = OFFLOADED.search(notes)
     named = [name for name in ("optimizer", "activations") if said and name.rstrip("s") in said[1]]
     sharding = row.zero_stage.lower()
     if not named and "fsdp" in sharding and program_of(row.program, sharding)[0].rests_activations:
         named = ["activations"]
     if not named:
         return ["none"]
+    both = ["all"] if len(named) > 1 else []
+    if "optimizer" in named and not OF_A_TABLE.search(notes):
+        marks += ["offload of activations: the best that fits"] if both else []
+        return ["optimizer", *both]
     marks.append("offload: the best that fits")
-    return ["none", *named, *(["all"] if len(named) > 1 else [])]
+    return ["none", *named, *both]
 
 
 def _shard_groups(dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]) -> list[dict[str, int]]:

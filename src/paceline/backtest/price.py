@@ -30,6 +30,7 @@ from paceline.plan.cost.programs.known import (
     MEGATRON,
     MEGATRON_BRIDGE,
     TORCHTITAN,
+    is_around_transformers,
     program_of,
     with_modules,
 )
@@ -63,6 +64,7 @@ COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
 ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
 # Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
 FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
+FOR_BLACKWELL = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?4\b")
 # FlashAttention of before its second version (Dao 2023, arXiv:2307.08691).
 FIRST_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?1\b")
 SECOND_FLASH = re.compile(r"\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?v?2\b|\bflash2\b")
@@ -138,7 +140,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, hides_tensor=True)
     if case.row.attention_kernel:  # what a row says of its kernel is no program's default
         named = FOR_HOPPER.search(case.row.attention_kernel.lower())
-        found = replace(found, cudnn_attention=named is not None)
+        fourth = FOR_BLACKWELL.search(case.row.attention_kernel.lower())
+        found = replace(found, cudnn_attention=named is not None, fourth_flash=fourth is not None)
         if FIRST_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=True)
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
@@ -159,6 +162,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
+    if case.plans[0].compile and is_around_transformers(case.row.program):
+        found = replace(found, fused=True)
     if found.fuses_unless_told and case.row.compile == 0:
         found = replace(found, fused=False)
     # torchtitan has had mixtures since 2025, when what it compiles is "model" and "loss" (`components` of `Compile` in

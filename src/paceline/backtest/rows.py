@@ -18,7 +18,7 @@ from paceline.backtest.machine import Machines, over_sockets
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
-from paceline.backtest.words.adapters import adapter_of
+from paceline.backtest.words.adapters import adapter_of, beside_inputs
 from paceline.backtest.words.plausible import contradiction, impossible
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost.programs.known import program_of
@@ -148,7 +148,8 @@ class Reader:
         marks += assumed
         if adapter is None:
             return self._measured(row, shape, shape.profile(), cluster, tuple(plans), marks)
-        profile = adapted_transformer(shape, adapter, attention_only=attention_only)
+        inputs_only = beside_inputs(row)
+        profile = adapted_transformer(shape, adapter, attention_only=attention_only, inputs_only=inputs_only)
         if profile.packed_parameters:  # FSDP has shards of them too, gathered as they rest
             plans = [replace(plan, frozen="spread") if plan.layout.dp_shard > 1 else plan for plan in plans]
         return self._measured(row, shape, profile, cluster, tuple(plans), marks)
@@ -199,7 +200,7 @@ class Reader:
     ) -> tuple[Case | None, str]:
         """Return the case with what the row measured; the reason where it measured nothing that can be scored."""
         precision, batch = plans[0].precision, plans[0].batch_samples
-        counted = replace(shape, flash=True, window=0).profile()  # conventions know no windows
+        counted = replace(shape, flash=True, window=0, text_tokens=0).profile()  # conventions know no masks
         peak = cluster.device.peak_flops.get(precision, float("nan"))
         excluded = time_excluded(row)
         seconds, reason = step_seconds(row, counted, batch, peak, marks) if row.status == "ok" else (None, row.status)

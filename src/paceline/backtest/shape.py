@@ -7,7 +7,9 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.backtest.words.adapters import has_adapters
 from paceline.backtest.words.settings import is_unfused, modules_of
+from paceline.backtest.words.texts import text_tokens
 from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.programs.known import is_around_transformers, program_of, with_modules
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
@@ -28,6 +30,8 @@ WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistr
 # torch's GELU), and what notes say of it.
 NEW_GELU = re.compile(r"^(?:distil)?gpt-?(?:2|j|neo(?!x))")
 SAID_IN_PIECES, SAID_FUSED = re.compile(r"gelu_?new|new_?gelu"), re.compile(r"fused gelu")
+# Weights of which no wider ones are kept.
+IN_16_BITS = re.compile(r"(?:^|; )weights\b[^;]*\bin (?:bf16|fp16|16 bits)\b")
 OF_TRANSFORMERS = re.compile(r"\bof transformers\b")
 # Chips that FlashAttention was never made for: it needs Turing at least (Dao-AILab/flash-attention, README.md). torch's
 # own kernel runs on them, since 2023.
@@ -79,6 +83,7 @@ def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
     )
     shape = _with_family(shape, row, flags)
     shape = _with_kernels(shape, row, marks)
+    shape = replace(shape, text_tokens=text_tokens(row, marks))
     if row.experts:
         shape = _with_experts(shape, row, flags, marks)
         if shape.experts is None:
@@ -173,7 +178,12 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         shape = replace(
             shape, selective_products=program.selective_products, selective_experts=program.selective_grouped
         )
-    shape = replace(shape, gelu_in_pieces=_has_gelu_in_pieces(row), norms_in_pieces=_has_norms_in_pieces(row, shape))
+    shape = replace(
+        shape,
+        gelu_in_pieces=_has_gelu_in_pieces(row),
+        norms_in_pieces=_has_norms_in_pieces(row, shape),
+        narrow_weights=IN_16_BITS.search(row.notes.lower()) is not None or has_adapters(row),
+    )
     of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
     return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
 

@@ -71,6 +71,7 @@ class BlockProfile:
     unaligned_flops: float = 0.0
     unaligned_backward_flops: float = 0.0
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
+    plain_operators: int = 0  # those of `operators` that are started as often whatever kernels a program has fused
 
     @property
     def routed_width(self) -> float:

@@ -57,3 +57,16 @@ def test_llama_2_7b_with_rank_16() -> None:
     )  # fmt: skip
     profile = adapted_transformer(llama, AdapterSpec(kind="lora", rank=16), attention_only=True)
     assert profile.trained_parameters == 32 * 4 * 16 * 8192 == 16_777_216
+
+
+def test_adapters_beside_the_first_product_alone_by_hand() -> None:
+    """NeMo's recipes have them beside queries, keys and values: 4,096 wide, and 4,096, 1,024 and 1,024 out."""
+    llama = TransformerShape("l", 32, 4096, 14336, 32, 8, 128, 128256, 4096, gated=True, biases=False, tied=False)
+    spec = AdapterSpec(kind="lora", rank=8)
+    inputs = adapted_transformer(llama, spec, attention_only=True, inputs_only=True)
+    whole = adapted_transformer(llama, spec, attention_only=True)
+    assert inputs.trained_parameters == 32 * 8 * (3 * 4096 + 4096 + 2 * 1024)
+    assert whole.trained_parameters - inputs.trained_parameters == 32 * 8 * 2 * 4096, "less the product after the core"
+    assert whole.blocks[1].moved_elements - inputs.blocks[1].moved_elements == 5 * 4096 * 4096
+    assert whole.blocks[1].operators - inputs.blocks[1].operators == 4
+    assert (inputs.blocks[1].plain_operators, whole.blocks[1].plain_operators) == (3 * 4, 4 * 4)

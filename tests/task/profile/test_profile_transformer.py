@@ -220,6 +220,20 @@ def test_a_window_shows_a_band_of_the_pairs_and_some_layers_see_all() -> None:
     assert replace(shape, window=128, flash=False).profile().blocks[1].attention_flops == 2 * plain
 
 
+@pytest.mark.parametrize("window", [0, 64, 300])
+def test_texts_in_a_row_attend_to_themselves_alone(window: int) -> None:
+    shape = replace(TransformerShape("l", 1, 4096, 14336, 32, 8, 128, 128256, 4096, **MODERN), text_tokens=256)
+    pairs = 16 * sum(min(at + 1, window or 256) for at in range(256))
+    whole = sum(at + 1 for at in range(4096))
+    one = replace(shape, text_tokens=0).profile().blocks[1]
+    found = replace(shape, window=window).profile().blocks[1]
+    assert found.attention_flops / one.attention_flops == pytest.approx(pairs / whole, rel=0.01)
+    assert (found.matmul_flops, found.saved_elements) == (one.matmul_flops, one.saved_elements)
+    assert replace(shape, text_tokens=8192).profile().blocks[1] == one, "a text longer than the row"
+    unfused = replace(shape, flash=False).profile().blocks[1].attention_flops
+    assert unfused == 2 * one.attention_flops, "scores of other texts are computed, and masked"
+
+
 def test_experts_products_are_told_apart_from_those_of_every_token() -> None:
     shape = TransformerShape("v3", 2, 7168, 18432, 128, 128, 128, 129280, 4096, **MODERN,
                              experts=ExpertSizes(256, 8, 2048, 2048, groups=(8, 4)))  # fmt: skip

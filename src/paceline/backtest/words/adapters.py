@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from paceline.backtest.schema import StepRow
+from paceline.plan.cost.programs.known import program_of
 from paceline.spec.adapt.adapter import NF4, AdapterSpec
 
 # Weights beside a model's own; a network's adapter is none of them.
@@ -19,10 +20,25 @@ OTHER_BITS = re.compile(r"\b(?:int8|fp4)\b|(?<!adam )(?<!adamw )\b8[- ]?bits?\b(
 RANK = re.compile(r"(?<![a-z])(?:rank|r(?!1\b)|(?:lora|adapter)[-_ ]dim) ?[=:]? ?([1-9]\d*)\b")
 EVERY_LAYER = re.compile(r"\b(?:all|every)[- ]linear\b")
 ATTENTION = re.compile(r"(?<!flash )(?<!flash-)(?<!fused )\battention\b")  # a kernel is no place of adapters
-# Where a row says neither: peft's own layers of Llama are those of queries and values, and NeMo's recipes for speed
-# have those of attention's first product (both from memory); ranks of published tables lie between 8 and 64.
+# Where a row says neither: peft's own layers of Llama are those of queries and values (from memory); ranks of published
+# tables lie between 8 and 64.
 ASSUMED_RANK = 16
 UNKNOWN = "adapter fine-tuning"
+
+
+def has_adapters(row: StepRow) -> bool:
+    """Return whether a row's notes say that adapters are trained, beside weights that are frozen."""
+    return LORA.search(row.notes.lower()) is not None
+
+
+def beside_inputs(row: StepRow) -> bool:
+    """Return whether adapters are beside attention's first product alone: as a program has them, if a row names none.
+
+    Example: those of "fine-tuning LoRA" by NeMo are, those of "LoRA of attention" by the same are not.
+    """
+    notes = row.notes.lower()
+    named = EVERY_LAYER.search(notes) or ATTENTION.search(notes)
+    return named is None and program_of(row.program, row.zero_stage)[0].adapts_inputs
 
 
 def adapter_of(row: StepRow, marks: list[str]) -> tuple[AdapterSpec | None, bool, str]:
@@ -44,7 +60,8 @@ def adapter_of(row: StepRow, marks: list[str]) -> tuple[AdapterSpec | None, bool
     if not rank:
         marks.append(f"adapters of rank {ASSUMED_RANK} assumed")
     if not everywhere and not ATTENTION.search(notes):
-        marks.append("adapters beside attention assumed")
+        where = "its first product" if beside_inputs(row) else "attention"
+        marks.append(f"adapters beside {where} assumed")
     if everywhere and row.experts:
         return None, False, "adapters of experts"
     spec = AdapterSpec(

@@ -39,7 +39,7 @@ def impossible(shape: TransformerShape, samples: int, devices: int, seconds: flo
     """
     if not math.isfinite(peak_flops) or not seconds:
         return ""
-    short = replace(shape, flash=True, window=0, seq_len=min(shape.seq_len, SHORT_SEQUENCE))
+    short = replace(shape, flash=True, window=0, text_tokens=0, seq_len=min(shape.seq_len, SHORT_SEQUENCE))
     tokens = samples * shape.seq_len
     share = tokens / short.seq_len * flops_per_sample(short.profile(), "causal") / (seconds * devices) / peak_flops
     if share > 1:

@@ -51,6 +51,9 @@ class Software:
     hides_input_sums: bool = False  # whether sums of inputs' gradients run while gradients of weights are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     cudnn_attention: bool = False  # whether fused attention is cuDNN's, which is made for Hopper as others are not
+    tunes_texts: int = 0  # tokens of the texts that rows of its own recipes of fine-tuning are packed of; 0: not known
+    adapts_inputs: bool = False  # whether its adapters are beside attention's first product alone, unless it is told
+    fourth_flash: bool = False  # whether fused attention is FlashAttention-4, which is made for Blackwell
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
     # attention to their own, and whether the gradients of these go around beside the attention of the next ones.

@@ -16,6 +16,10 @@ from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.profile.aligned import unaligned_flops
 from paceline.task.profile.transformer import TransformerShape, linear_layers
 
+# What frozen layers of Transformers' Llama do not start, of what they count for each of three passes when kernels are
+# separate: seven products of weights' gradients, nine sums of gradients, and what the weights of norms need, 20 in all.
+# Counted as task/profile/transformer.py says; an adapter starts 4 operators forward and 8 backward, on top.
+FROZEN_OPERATORS = 3
 Pairs = Sequence[tuple[int, int]]  # widths of the inputs and outputs of linear layers
 
 
@@ -56,20 +60,32 @@ def with_adapters(block: BlockProfile, spec: AdapterSpec, shapes: Pairs, tokens:
 
 
 @lru_cache(maxsize=256)  # tables ask for the same few shapes
-def adapted_transformer(shape: TransformerShape, spec: AdapterSpec, *, attention_only: bool) -> ModelProfile:
+def adapted_transformer(
+    shape: TransformerShape, spec: AdapterSpec, *, attention_only: bool, inputs_only: bool = False
+) -> ModelProfile:
     """Return the profile of a transformer of this shape whose adapters alone are trained.
 
-    They stand beside the linear layers of attention, or beside those of the feed-forward too; beside experts none do.
+    They stand beside the linear layers of attention, of which those before its core alone where `inputs_only` is said,
+    or beside those of the feed-forward too; beside experts none do.
     What is frozen rests in two bytes, or in four bits the linear layers of all blocks, adapted or not.
 
     Example: of Llama 2 7B with rank 16 beside attention 16.8 M parameters are trained, 0.25 % of its 6.74e9.
     """
     profile = shape.profile()
-    layers = linear_layers(shape)
+    attention, feed_forward = layers = linear_layers(shape)
+    first = attention[:-1] if inputs_only else attention
+    spared = FROZEN_OPERATORS * shape.norms_in_pieces
     return dataclasses.replace(
         profile,
         blocks=tuple(
-            _layer(block, spec, layers, attention_only or bool(block.experts), shape.seq_len)
+            _layer(
+                block,
+                spec,
+                layers,
+                first if attention_only or block.experts else (*first, *feed_forward),
+                shape.seq_len,
+                spared,
+            )
             if block.recomputable
             else _outside(block)
             for block in profile.blocks
@@ -86,19 +102,26 @@ def _outside(block: BlockProfile) -> BlockProfile:
 
 
 def _layer(
-    block: BlockProfile, spec: AdapterSpec, layers: tuple[Pairs, Pairs], attention_only: bool, tokens: int
+    block: BlockProfile,
+    spec: AdapterSpec,
+    layers: tuple[Pairs, Pairs],
+    adapted: Pairs,
+    tokens: int,
+    spared_operators: int,
 ) -> BlockProfile:
     """Return a layer with adapters, and with what is frozen in it."""
     attention, feed_forward = layers
-    adapted = [*attention] if attention_only else [*attention, *feed_forward]
     dense = [*attention] if block.experts else [*attention, *feed_forward]
     one = math.prod(block.expert_widths) if block.experts else 0  # matrix of an expert
     matrices = sum(into * out for into, out in dense) + block.expert_parameters
     trained = sum(spec.rank * (into + out) for into, out in adapted)
     is_packed = spec.base_dtype == NF4
     frozen = block.parameters - matrices * is_packed
+    beside = with_adapters(block, spec, adapted, tokens)
     found = dataclasses.replace(
-        with_adapters(block, spec, adapted, tokens),
+        beside,
+        operators=beside.operators - spared_operators,
+        plain_operators=beside.operators - block.operators,
         parameters=frozen + trained,
         frozen_parameters=frozen,
         narrow_parameters=frozen,

@@ -14,7 +14,7 @@ LISTS = ("open_axes", "expert_widths", "routed_groups")  # JSON knows no tuples
 LATER = {"frozen_parameters": 0, "narrow_parameters": 0, "packed_parameters": 0, "packed_layers": 0,
          "unpacked_elements": 0, "forward_only_parameters": 0, "unpacks": 0.0, "unpacks_again": 0.0,
          "backward_products": 2.0, "routed_flops": 0.0, "largest_weight": 0,
-         "routed_groups": ()}  # fmt: skip
+         "routed_groups": (), "plain_operators": 0}  # fmt: skip
 
 
 def pack_profile(profile: ModelProfile) -> dict[str, Any]:

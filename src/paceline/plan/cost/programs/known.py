@@ -56,9 +56,16 @@ MEGATRON = Software(
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
 # (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
+# Its recipes of fine-tuning pack SQuAD 1.1 ("the inputs are packed to 4096 tokens", its performance summary of 24.12;
+# `packed_sequence = performance_mode` of recipes/llama3_8b.py of its 2.2, and `SquadDataModule`; read 2026-11-30), and
+# attention stays in a text: a paragraph of 120 words, a question and an answer, about 200 tokens. Long texts have more
+# of the tokens: a token's own text has 240 in the mean (assumed; 120 or 480 change a step of 8B by under 1 %).
+SQUAD_TOKENS = 240
 NEMO = replace(
     MEGATRON,
     name="NeMo",
+    tunes_texts=SQUAD_TOKENS,
+    adapts_inputs=True,  # `recipe.peft.target_modules = ['linear_qkv']`, the same files
     gradient_bytes=2,
     reduce_bytes=2,
     hides_tensor=True,
@@ -72,6 +79,7 @@ NEMO = replace(
 # Those of Qwen3 235B on H100 send by plain all-to-all, which no column of a table tells.
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
+    tunes_texts=0, adapts_inputs=False,  # its recipes of fine-tuning were not read
     # Its containers' Transformer Engine gives "FusedAttention preference on Hopper+", which is cuDNN's
     # (get_attention_backend of dot_product_attention/utils.py, read 2026-11-28). In earlier versions those lines were
     # comments, and NeMo's own sequences of up to a million tokens of 2024 took as long as FlashAttention-2 takes.

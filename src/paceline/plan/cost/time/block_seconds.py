@@ -25,6 +25,10 @@ FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it
 # makes 600 TFLOP/s forward and 518 backward where that makes 370 and 318, of heads of 128 in sequences of 8,192
 # (Shah et al. 2024, arXiv:2407.08608, figures 5 and 6).
 CUDNN_ON_HOPPER = (1 / 600 + 2.5 / 518) / (1 / 370 + 2.5 / 318)
+# Seconds of FlashAttention-4 on Blackwell over those of cuDNN's attention, which `attention` is fitted on there: "up to
+# 1.3 x speedup over cuDNN 9.13" (its abstract of 2026, "Algorithm and kernel pipelining co-design for asymmetric
+# hardware scaling", read 2026-11-30).
+FOURTH_ON_BLACKWELL = 1 / 1.3
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
 # tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
@@ -217,6 +221,8 @@ class BlockSeconds:
             return 1.0
         if software.cudnn_attention and family_of(rates.device.name) == "hopper":
             return CUDNN_ON_HOPPER
+        if software.fourth_flash and family_of(rates.device.name) == "blackwell":
+            return FOURTH_ON_BLACKWELL
         return FIRST_FLASH if software.first_flash else 1.0
 
     @cached_property

@@ -198,7 +198,8 @@ def host_starts(sheet: Sheet) -> HostStarts:
     shapes, software, constants = sheet.context.shapes, sheet.context.software, sheet.context.constants
     slowed = shapes["operators"] * (sheet.factors if on_cpu else 1.0)
     if not software.fused:
-        slowed = slowed * np.where(shapes.repeated, constants.unfused_launches, 1.0)
+        plain = shapes["plain_operators"]
+        slowed = plain + (slowed - plain) * np.where(shapes.repeated, constants.unfused_launches, 1.0)
     operators, started = rows.parts.number(slowed), slowed[None]
     if not on_cpu:
         split = (columns.tp > 1)[:, None] * shapes.collectives
