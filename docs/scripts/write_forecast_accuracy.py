@@ -53,8 +53,9 @@ has, what waiting for links and launches adds to intervals) and of 2026-11-27 (w
 buffers of gradients, workspaces of libraries, keys that torch's ring repeats, where recompute ends, what a pass hides)
 and of 2026-11-28 (what is kept in 8 bits, cuDNN's attention, activations beside a Grace, groups of shards, what
 recompute of attention's core does not send again) and of 2026-11-30 (the texts that NeMo packs, and where its adapters
-are) came from a look at what these very tables miss, each by the code of the program that ran, so even a table without its source is no
-blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the watts.
+are) came from a look at what these very tables miss, each by the code of the program that ran, so even a table without
+its source is no blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the
+watts.
 """
 
 # Said of rounds/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
