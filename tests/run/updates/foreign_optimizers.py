@@ -200,3 +200,31 @@ class FasterVectors(Counting):
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr)
         self.param_groups[-1]["lr"] = 2 * lr
+
+
+class RateInATensor(Counting):
+    """Keeps the rates of its groups in tensors of fp32, which the digits of a number of Python's do not all go into."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+
+
+class OfLargeMatrices(Skipping):
+    """Takes no matrix of fewer than 32 rows or columns, as projections to so many do not."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.dim() != 2 or min(weight.shape) < 32:
+            raise ValueError(f"a projection of rank 32 of {list(weight.shape)}")
+        weight.grad -= weight.grad.mean(0, keepdim=True)
+        super().update(weight, group)
+
+
+class TamedIfLarge(Counting):
+    """Takes updates of 4,096 elements and more down to a bound of their norm, and leaves those of fewer."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.numel() >= 4096:
+            weight.grad *= min(1.0, 1e3 / float(weight.grad.norm()))
+        super().update(weight, group)

@@ -234,6 +234,9 @@ def foreign(name: str, **changes) -> OptimizerSpec:
         ("foreign_optimizers:ByPlace", {}, "model"),
         ("foreign_optimizers:ForKernels", {}, "parameter"),
         ("foreign_optimizers:ForWideMatrices", {}, "parameter"),
+        ("foreign_optimizers:OfLargeMatrices", {}, "model"),  # the trial ended with its error, of smaller ones
+        ("foreign_optimizers:TamedIfLarge", {}, "parameter"),  # "element": large gradients were given to small ones
+        ("foreign_optimizers:RateInATensor", {}, "element"),  # refused, as if it had changed its rate
         ("foreign_optimizers:Refusing", {}, "element"),  # far beyond what a trial's first steps give it
         ("torch.optim:AdamW", {"amsgrad": True}, "element"),
         ("torch.optim:Rprop", {}, "element"),
@@ -289,7 +292,7 @@ def test_what_cannot_be_exact_is_refused_with_the_reason() -> None:
             scope_known(use_of(OptimizerSpec(), f"foreign_optimizers:{name}", {}))
         assert because in lost.value.because
     for name, because in (
-        ("Regrouping", "was given 1 of parameters, and has 2"),
+        ("Regrouping", "was given 1, and has 2"),
         ("FasterVectors", "other learning rates"),
     ):
         with pytest.raises(ConfigError, match="makes parameter groups of its own") as own:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.spec.proof.records import PartProof, Proof
 from paceline.units import Amount
+from paceline.verify.compare import whole_batch
 from paceline.verify.process.start import verify_text
 from paceline.verify.reached.ahead import Walk
 from paceline.verify.reached.thresholds import ThresholdsSeen
@@ -108,8 +108,7 @@ def test_thresholds_of_the_data_lead_to_no_far_weights(
 ) -> None:
     """`Pairs` compares where it makes labels: each program on such data went 64 steps, and their looks, for nothing."""
     walked: list[Walk] = []
-    whole = sys.modules[ThresholdsSeen.__module__.replace("reached.thresholds", "compare.whole_batch")]
-    monkeypatch.setattr(whole, "walk", lambda model, gradients, way: walked.append(way))
+    monkeypatch.setattr(whole_batch, "walk", lambda model, gradients, way: walked.append(way))
     checked(dataclasses.replace(task_of(classifier, objective), global_batch=Amount(96, "samples")))
     assert len(walked) == ways, walked
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +24,11 @@ MATRIX, VECTOR = (96, 64), (333,)
 # Rules that factor moments, or precondition, do so from 128 rows on; kernels and stacks of experts have rules of their
 # own, or the same for all that has more than two dimensions.
 MORE_SHAPES = ((160, 144), (6, 24, 16), (24, 16, 3, 3))
-# Of the ladder, whose steps are many: a part, and one of two parameters, has less than two thirds of the whole's norm.
+# For the many steps of a rule that needs whole parameters: one of two has less than two thirds of the norm of both.
 SMALL_MATRICES, SMALL_VECTOR = ((24, 16), (40, 16)), (30,)
 CUTS = {  # by shape: (sizes, dimension)
     MATRIX: [((37, 59), 0), ((41, 23), 1)], VECTOR: [((111, 222), 0)], (160, 144): [((61, 99), 0)],
     (6, 24, 16): [((2, 4), 0), ((7, 17), 1)], (24, 16, 3, 3): [((9, 15), 0)],
-    (24, 16): [((9, 15), 0), ((11, 5), 1)], (40, 16): [((13, 27), 0)], SMALL_VECTOR: [((10, 20), 0)],
 }  # fmt: skip
 STEPS = 3
 MORE_STEPS = 32  # of what looks element by element: preconditioners wait for some twenty steps, slow weights for five
@@ -38,6 +38,7 @@ TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elemen
 # spike, lies between that of a part and that of its whole at one of them, wherever it is.
 LADDER = tuple(1e-3 * 1.5**rung for rung in range(46))  # up to 8e4
 LAST_PLACES = 2e-6  # of weights of the ladder, which are near 1: smaller changes are rounding
+SAME_RATE = 1e-6  # of a learning rate that an optimizer keeps in a tensor of fp32
 
 UpdateOnce = Callable[[Use, Sequence[Tensor]], list[Tensor]]
 
@@ -103,8 +104,8 @@ def _require_groups(use: Use, given: list[tuple[list[int], float]], has: list[tu
     Every step sets the rates of the groups by the schedule, and so would take the optimizer's own away.
     """
     if [members for members, _ in given] != [members for members, _ in has]:
-        because = f"it was given {len(given)} of parameters, and has {len(has)}, or others in them"
-    elif given != has:
+        because = f"it was given {len(given)}, and has {len(has)}, or has other parameters in them"
+    elif not all(math.isclose(one, other, rel_tol=SAME_RATE) for (_, one), (_, other) in zip(given, has, strict=True)):
         because = "its groups begin with other learning rates than it was given, which every step sets by the schedule"
     else:
         return
@@ -140,15 +141,27 @@ def _tried(use: Use) -> Use:
 
 def _widest(use: Use, wholes: Sequence[Tensor], generator: torch.Generator) -> str:
     """Return the widest scope that any run shows."""
-    shapes = SMALL_MATRICES if wholes[1].dim() > 1 else (SMALL_MATRICES[0], SMALL_VECTOR)
-    small = [torch.randn(shape, generator=generator) for shape in shapes]
     scope = _scope(use, wholes, _few)
-    scope = _scope(use, wholes if scope == "element" else small, _many, at_least=scope)
+    # What looks element by element costs little, and may do otherwise from some size of a parameter on.
+    values = _small(use, wholes, generator) if scope == "parameter" else wholes
+    scope = _scope(use, values, _many, at_least=scope)
     with contextlib.suppress(RuntimeError, ValueError):  # it stops at large gradients, or its matrices have no inverse
-        scope = _scope(use, small, _ladder, at_least=scope)
+        scope = _scope(use, values, _ladder, at_least=scope)
     for whole in _more_shapes(use, generator) if scope == "element" else ():
         scope = _scope(use, [whole], _few, at_least=scope)
     return scope
+
+
+def _small(use: Use, wholes: Sequence[Tensor], generator: torch.Generator) -> Sequence[Tensor]:
+    """Return values of fewer elements than the wholes have, or the wholes where the optimizer does not take so few."""
+    shapes = SMALL_MATRICES if wholes[1].dim() > 1 else (SMALL_MATRICES[0], SMALL_VECTOR)
+    small = [torch.randn(shape, generator=generator) for shape in shapes]
+    try:
+        for value in small:
+            _changes(use, [value], MORE_STEPS)
+    except (RuntimeError, ValueError):  # ConfigError is one
+        return wholes
+    return small
 
 
 def _more_shapes(use: Use, generator: torch.Generator) -> list[Tensor]:
