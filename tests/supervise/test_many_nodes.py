@@ -28,6 +28,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
@@ -295,3 +296,15 @@ def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Pa
     )
     assert _counted(taken, fleet, RecoverySpec(), Reached(1, 6, made=True)).judged.fruitless == 0
     agent.close()
+
+
+@pytest.mark.parametrize("left", ["", "node 0 left at a notice"])
+def test_steps_of_a_call_count_though_its_first_rank_went_with_the_coordinator(left: str) -> None:
+    """Who takes its place begins a journal of its own, which has no step yet: an error there ended the run."""
+    began, lost, anew = Reached(3, 40, made=True), Reached(4, 5040, made=True), Reached(5, 5040)
+    before = Judge(RecoverySpec(), began).so_far
+    taken = TakenOver(1, plan_of(Layout()), {}, {}, 0.0, judged=before, left=left)
+    fleet = cast(Fleet, SimpleNamespace(note_judged=lambda judged: None))
+    counted = _counted(taken, fleet, RecoverySpec(), lost)
+    assert Judge(RecoverySpec(), anew, counted.judged).judge(FAILED, anew).goes_on
+    assert not Judge(RecoverySpec(), anew, before).judge(FAILED, anew).goes_on

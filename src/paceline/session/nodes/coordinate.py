@@ -169,7 +169,8 @@ def _counted(taken: TakenOver, fleet: Fleet, policy: RecoverySpec, reached: Reac
     Raises WorkerDied where coordinators are lost one after the other: each node in turn would take over, for ever.
     """
     judge = Judge(policy, reached, taken.judged)
-    if not taken.left and not (ruling := judge.coordinator_lost(reached)).goes_on:
+    judge.note_steps(reached)
+    if not taken.left and not (ruling := judge.came_further(reached)).goes_on:
         raise WorkerDied(
             "the coordinator was lost, as those before it were",
             ruling.because,
