@@ -88,7 +88,7 @@ class Agent:
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
             "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
-            "judged": self._judged or dataclasses.asdict(self._begun().judged),
+            "judged": self._judged or (dataclasses.asdict(self._begun().judged) if self._generation else {}),
         }  # fmt: skip
 
     def _spent(self) -> tuple[float, float]:
