@@ -278,7 +278,8 @@ def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypat
 def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Path, world: Generation | None) -> None:
     """Each node in turn took over, for ever: as where planning has no memory, so that no world is formed."""
     agent, wire = agent_in_a_world(tmp_path, world), cast(NodeLink, None)
-    reached, taken = Reached(1, 5, made=True), None
+    reached = Reached(1, 5, made=True)
+    taken: TakenOver | None = None
     for at in range(FRUITLESS + 1):
         with socket.create_server(("127.0.0.1", 0)) as server:
             fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)

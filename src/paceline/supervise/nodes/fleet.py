@@ -128,9 +128,10 @@ class Fleet:
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
     def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
-        """Have the nodes end whose ranks have left the world, and return which these are; `ended` are all that have.
+        """Have the nodes end whose ranks have left the world, and return which these are.
 
-        Their links are closed by them: what is told last would be lost with a link that is closed here.
+        Their links are closed by them: what is told last would be lost with a link that is closed here. `ended` are all
+        ranks that have ended, which no coordinator that comes next is to take for lost.
         """
         numbers = sorted(self._nodes_of(ranks))
         for number in numbers:
