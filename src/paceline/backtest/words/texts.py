@@ -1,4 +1,4 @@
-"""What a row says of the texts that its sequences are packed of, each of which attends to itself alone."""
+"""Lengths of the texts that a sequence is packed of, as a row of a table says them."""
 
 from __future__ import annotations
 
