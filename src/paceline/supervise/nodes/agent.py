@@ -101,7 +101,7 @@ class Agent:
 
     def _begun(self) -> Generation:
         """Return what the world that is left was told when it began."""
-        return read_generation(self._world_folder / GENERATION_FILE) if self._generation else Generation()
+        return read_generation(self._world_folder / GENERATION_FILE)
 
     def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""
