@@ -109,6 +109,9 @@ def test_what_a_source_says_is_offloaded_is_left_open_row_by_row() -> None:
         ("activations are offloaded to the host", {"none", "activations"}),
         ("nothing is said; rows that offload are left out", {"none"}),
         ("no weights are offloaded", {"none"}),
+        ("no optimizer states are offloaded", {"none"}),
+        ("no activations and optimizer states are offloaded", {"none"}),
+        ("no optimizer states are offloaded; activations are offloaded", {"none", "activations"}),
     ],
 )
 def test_only_what_is_named_may_rest_on_the_host(notes: str, ways: set[str]) -> None:

@@ -327,6 +327,7 @@ def test_a_llama_by_deepspeed_is_of_transformers_and_has_norms_in_pieces(
     [
         ("", 52 + 100),
         ("weights and moments in bf16", 40 + 82),
+        ("weights in fp32, gradients in bf16", 52 + 100),
         ("LoRA of attention, rank 8", 56 + 94),
         ("LoRA of all linear layers, rank 8", 68 + 118),
     ],

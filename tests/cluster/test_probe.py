@@ -211,6 +211,15 @@ def test_what_differences_are_read_from_takes_turns(monkeypatch):
     assert {timed["repeats"] for timed in took} == {7}
 
 
+def test_calls_that_meet_begin_together_and_the_first_of_each_makes_buffers(monkeypatch):
+    rank, said = object.__new__(Rank), []
+    rank.kind = "cpu"
+    monkeypatch.setattr("torch.distributed.barrier", lambda: said.append("meet"))
+    samples = rank.samples_in_turns([lambda: said.append("a"), lambda: said.append("b")], 2, meets=True)
+    assert said == ["meet", "a", "meet", "b"] * 3
+    assert [(len(passed), len(own)) for passed, own in samples] == [(2, 2)] * 2
+
+
 class Ended:
     """A worker of a probe that has failed."""
 

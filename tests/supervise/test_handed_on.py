@@ -1,8 +1,9 @@
-"""A fault that is handed to the first rank for its journal, where that rank is lost before it could write."""
+"""What outlives the first rank: a fault that it was to put on record, and that this call of the run has made steps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -38,6 +39,20 @@ def died(rank: int) -> dict[str, object]:
     return {"error": "WorkerDied", "what": what, "because": "from outside", "try": "look", "rank": rank}
 
 
+def ended(run_dir: Path, monkeypatch: pytest.MonkeyPatch, world: Callable[[Generation, object], Fallen]) -> Outcome:
+    """Return how a run ends whose worlds end so."""
+    with take(run_dir) as lock:
+        machines = SimpleNamespace(
+            devices=lambda: 2, is_stopped=lambda leaving=(): False, rung=lambda: RESTARTED, dismiss=lambda: None,
+            open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
+            seated=lambda *given: (),
+        )  # fmt: skip
+        one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
+        monkeypatch.setattr(one, "_one", world)
+        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds", lambda *given: LeftState(None))
+        return one.run()
+
+
 @pytest.mark.parametrize("tells", ["neither", "the first", "both", "in a new start"])
 def test_each_fault_is_told_once_whoever_lives_to_tell_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str
@@ -63,18 +78,31 @@ def test_each_fault_is_told_once_whoever_lives_to_tell_it(
             return Fallen(Outcome(137, died(1)), {}, False, STANDS)  # type: ignore[arg-type]
         return Fallen(Outcome(137, died(0)), {}, False) if worlds == 3 else Fallen(Outcome(0), {}, False)
 
-    with take(tmp_path) as lock:
-        machines = SimpleNamespace(
-            devices=lambda: 2, is_stopped=lambda leaving=(): False, rung=lambda: RESTARTED, dismiss=lambda: None,
-            open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
-            seated=lambda *given: (),
-        )  # fmt: skip
-        one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
-        monkeypatch.setattr(one, "_one", fallen)
-        monkeypatch.setattr("paceline.supervise.again.generations.state_of_worlds", lambda *given: LeftState(None))
-        assert one.run() == Outcome(0)
+    assert ended(tmp_path, monkeypatch, fallen) == Outcome(0)
     told = [record["what"] for record in read_journal(tmp_path) if record["kind"] == "fault"]
     assert told == [died(1)["what"]] * 3 + [died(0)["what"]]
+
+
+@pytest.mark.parametrize("steps", [0, 7])
+def test_steps_count_that_were_made_before_the_first_rank_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Who takes its place begins a journal of its own, which has no step yet: an error there ended the run."""
+    (tmp_path / "journal").mkdir()
+    failed = Outcome(1, {"error": "KeyError", "what": "w", "because": "b", "try": "t", "rank": 1})
+    left = Fallen(Outcome(75), {}, False, called="node 0 left at a notice, with rank 0")
+    worlds = 0
+
+    def world(generation: Generation, standing: object) -> Fallen:
+        nonlocal worlds
+        worlds += 1
+        made = b"".join(line_of(step(at + 1, 1.0)) for at in range(steps if worlds == 1 else 0))
+        (tmp_path / "journal" / f"000{worlds}.jsonl").write_bytes(line_of(started()) + made)
+        return (left, Fallen(failed, {}, False), Fallen(Outcome(0), {}, False))[worlds - 1]
+
+    outcome = ended(tmp_path, monkeypatch, world)
+    assert (outcome.exit_code, worlds) == ((0, 3) if steps else (1, 2))
+    assert steps or "no step was made before it" in str((outcome.error or {})["because"])
 
 
 def test_nothing_is_told_to_the_journal_of_another_start(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
@@ -229,11 +230,13 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
     agent.close()
 
 
-def agent_in_a_world(folder: Path, generation: Generation) -> Agent:
-    """Return a node's supervisor that has been told of a world, and costs half a dollar a second."""
+def agent_in_a_world(folder: Path, generation: Generation | None) -> Agent:
+    """Return a node's supervisor that has been told of a world, if of any, and costs half a dollar a second."""
     starter = cast(Starter, SimpleNamespace(close=lambda: None, rung=lambda: "restart"))
     agent, told = Agent(folder, starter, 0, 1, {}), folder / "told"
     assert agent.hello()["spent"] == (0.0, 0.0)
+    if generation is None:
+        return agent
     told.mkdir()
     generation.write(told)
     brief = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
@@ -271,10 +274,12 @@ def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypat
     assert not other.goes_on and "run.recovery.retries = 1 is used up" in other.because
 
 
-def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [Generation(number=3), None], ids=["after a world", "before any"])
+def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Path, world: Generation | None) -> None:
     """Each node in turn took over, for ever: as where planning has no memory, so that no world is formed."""
-    agent, wire = agent_in_a_world(tmp_path, Generation(number=3)), cast(NodeLink, None)
-    reached, taken = Reached(1, 5, made=True), None
+    agent, wire = agent_in_a_world(tmp_path, world), cast(NodeLink, None)
+    reached = Reached(1, 5, made=True)
+    taken: TakenOver | None = None
     for at in range(FRUITLESS + 1):
         with socket.create_server(("127.0.0.1", 0)) as server:
             fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
@@ -282,16 +287,29 @@ def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Pa
             far = SimpleNamespace(send=lambda message: agent._do(json.loads(json.dumps(message)), wire))
             was = json.loads(json.dumps(agent.hello()))
             fleet.members[0] = cast(Member, SimpleNamespace(was=was, standing={}, processes={}, lost_at=0.0, link=far))
-            taken = fleet.take_over()
-            assert taken is not None and taken.judged.fruitless == max(0, at - 1)
+            taken, before = fleet.take_over(), fleet.judged_before()
+            assert (taken.judged if taken is not None else before) == before
+            assert (before.fruitless if before is not None else 0) == max(0, at - 1)
             if at < FRUITLESS:
-                taken = _counted(taken, fleet, RecoverySpec(), reached)
-    assert taken is not None
+                _counted(fleet, RecoverySpec(), reached, taken)
     with pytest.raises(WorkerDied, match="the coordinator was lost, as those before it were") as raised:
-        _counted(taken, fleet, RecoverySpec(), reached)
+        _counted(fleet, RecoverySpec(), reached, taken)
     assert f"{FRUITLESS} generations in a row have not come beyond step 5" in raised.value.because
-    assert (
-        _counted(dataclasses.replace(taken, left="node 0 left"), fleet, RecoverySpec(), reached).judged == taken.judged
-    )
-    assert _counted(taken, fleet, RecoverySpec(), Reached(1, 6, made=True)).judged.fruitless == 0
+    assert _counted(fleet, RecoverySpec(), Reached(1, 6, made=True), taken).fruitless == 0
+    assert (taken is not None) == (world is not None)
+    if taken is not None:
+        left = dataclasses.replace(taken, left="node 0 left")
+        assert _counted(fleet, RecoverySpec(), reached, left) == taken.judged
     agent.close()
+
+
+@pytest.mark.parametrize("left", ["", "node 0 left at a notice"])
+def test_steps_of_a_call_count_though_its_first_rank_went_with_the_coordinator(left: str) -> None:
+    """Who takes its place begins a journal of its own, which has no step yet: an error there ended the run."""
+    began, lost, anew = Reached(3, 40, made=True), Reached(4, 5040, made=True), Reached(5, 5040)
+    before = Judge(RecoverySpec(), began).so_far
+    taken = TakenOver(1, plan_of(Layout()), {}, {}, 0.0, judged=before, left=left)
+    fleet = cast(Fleet, SimpleNamespace(judged_before=lambda: before, note_judged=lambda judged: None))
+    counted = _counted(fleet, RecoverySpec(), lost, taken)
+    assert Judge(RecoverySpec(), anew, counted).judge(FAILED, anew).goes_on
+    assert not Judge(RecoverySpec(), anew, before).judge(FAILED, anew).goes_on

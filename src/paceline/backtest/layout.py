@@ -35,9 +35,9 @@ ENDS = 2
 # A note of Megatron-LM's `--expert-tensor-parallel-size 1`: every tensor rank holds whole experts.
 WHOLE_EXPERTS = re.compile(r"\b(?:etp|expert[-_ ]tensor[-_ ]parallel(?:[-_ ]size)?) ?[=:]? ?1\b")
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
-# A sentence of a row's notes that names what rests in host memory, and that it is said of a table's rows at large.
+# A sentence of a row's notes that names what rests in host memory, or what does not, and that it is of rows at large.
 OF_A_TABLE = re.compile(r"\bnot printed\b|\bnot stated\b|\btext says\b")
-OFFLOADED = re.compile(r"((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
+OFFLOADED = re.compile(r"(\b(?:no|nor) )?((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
 
@@ -218,8 +218,8 @@ def _offloads(row: StepRow, marks: list[str]) -> list[str]:
     open, the same without what stands in brackets two.
     """
     notes = row.notes.lower()
-    said = OFFLOADED.search(notes)
-    named = [name for name in ("optimizer", "activations") if said and name.rstrip("s") in said[1]]
+    said = " ".join(found[2] for found in OFFLOADED.finditer(notes) if not found[1])
+    named = [name for name in ("optimizer", "activations") if name.rstrip("s") in said]
     sharding = row.zero_stage.lower()
     if not named and "fsdp" in sharding and program_of(row.program, sharding)[0].rests_activations:
         named = ["activations"]

@@ -30,8 +30,8 @@ WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistr
 # torch's GELU), and what notes say of it.
 NEW_GELU = re.compile(r"^(?:distil)?gpt-?(?:2|j|neo(?!x))")
 SAID_IN_PIECES, SAID_FUSED = re.compile(r"gelu_?new|new_?gelu"), re.compile(r"fused gelu")
-# Weights of which no wider ones are kept.
-IN_16_BITS = re.compile(r"(?:^|; )weights\b[^;]*\bin (?:bf16|fp16|16 bits)\b")
+# Weights of which no wider ones are kept; "weights in fp32, gradients in bf16" says that they are.
+IN_16_BITS = re.compile(r"(?:^|; )weights\b(?:(?!32)[^;])*\bin (?:bf16|fp16|16 bits)\b")
 OF_TRANSFORMERS = re.compile(r"\bof transformers\b")
 # Chips that FlashAttention was never made for: it needs Turing at least (Dao-AILab/flash-attention, README.md). torch's
 # own kernel runs on them, since 2023.

@@ -31,6 +31,7 @@ TUNED = replace(LLAMA, program="nemo", zero_stage="", accelerator="H100-80GB", n
         ({"program": "pytorch-fsdp2", "notes": "packed texts of about 2,823 tokens"}, 2823),
         ({"notes": "fine-tuning SFT, documents of 512 tokens"}, 512),
         ({"notes": "pretraining, samples of 8192 tokens"}, 0),
+        ({"program": "pytorch-fsdp2", "notes": "texts of 512 tokens, padded"}, 0),
     ],
 )
 def test_what_a_row_says_of_its_texts(changes: dict[str, object], tokens: int) -> None:

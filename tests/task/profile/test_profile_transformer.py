@@ -111,8 +111,11 @@ def test_an_activation_in_pieces_moves_and_keeps_what_torch_does_in_both_of_its_
 STARTS_NOTHING = ("_unsafe_view", "empty", "detach", "lift_fresh")
 
 
-def _started_in_a_layer(transformers: ModuleType, name: str) -> int:
-    """Return the operators that write something in both passes of a layer under autocast, gradients added up."""
+def _started_in_a_layer(transformers: ModuleType, name: str, narrow: bool) -> int:
+    """Return the operators that write something in both passes of a layer, gradients added up.
+
+    Weights rest in bf16 where they are `narrow`; else they are cast to it by autocast.
+    """
     counts = []
     for layers in (1, 2):
         config = getattr(transformers, f"{name}Config")(
@@ -120,10 +123,11 @@ def _started_in_a_layer(transformers: ModuleType, name: str) -> int:
             num_key_value_heads=2, head_dim=8, vocab_size=64,
         )  # fmt: skip
         model, tokens = getattr(transformers, f"{name}ForCausalLM")(config), torch.arange(16)[None]
-        with torch.autocast("cpu", torch.bfloat16):
+        model = model.bfloat16() if narrow else model
+        with torch.autocast("cpu", torch.bfloat16, enabled=not narrow):
             model(input_ids=tokens, labels=tokens).loss.backward()
         with Started() as both:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not narrow):
                 loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
         counts.append(both.operators)
@@ -141,16 +145,17 @@ class Started(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(("name", "head_norm", "fused"), [("Llama", False, 15), ("Qwen3", True, 17)])
 def test_a_llama_of_transformers_starts_as_many_operators_as_its_modules_do(
-    name: str, head_norm: bool, fused: int
+    name: str, head_norm: bool, fused: int, narrow: bool
 ) -> None:
-    """Twice those of fused kernels, as `unfused_launches` has it, are 90 where a layer of Llama starts 152."""
+    """Twice those of fused kernels, as `unfused_launches` has it, are 90 where a layer of Llama starts 152, or 122."""
     transformers = pytest.importorskip("transformers")
     plain = TransformerShape("llama", 2, 32, 64, 4, 2, 8, 64, 16, **MODERN, head_norm=head_norm)
-    modules = replace(plain, norms_in_pieces=True).profile().blocks[1]
+    modules = replace(plain, norms_in_pieces=True, narrow_weights=narrow).profile().blocks[1]
     assert plain.profile().blocks[1].operators == fused
-    assert 3 * 2 * modules.operators == pytest.approx(_started_in_a_layer(transformers, name), rel=0.05)
+    assert 3 * 2 * modules.operators == pytest.approx(_started_in_a_layer(transformers, name, narrow), rel=0.05)
     assert modules.moved_elements == plain.profile().blocks[1].moved_elements
 
 

@@ -9,7 +9,8 @@ from paceline.plan.cost.programs.known import program_of
 
 SAID = re.compile(r"\b(?:texts|documents|samples|examples) of (?:about |some |~)?(\d[\d,]*) tokens\b")
 TUNED = re.compile(r"\bfine-?tun|\bsft\b|\bq?lora\b")
-APART = re.compile(r"\b(?:unpacked|not packed|no packing|without packing|padded|mock)\b")
+APART = re.compile(r"\b(?:unpacked|not packed|no packing|without packing|padded)\b")
+MOCK = re.compile(r"\bmock\b")  # data of as many tokens as a sequence has, unless a row says otherwise
 
 
 def text_tokens(row: StepRow, marks: list[str]) -> int:
@@ -20,11 +21,13 @@ def text_tokens(row: StepRow, marks: list[str]) -> int:
     Example: "packed texts of 512 tokens" are 512; NeMo's LoRA in sequences of 4,096 has SQuAD's of about 240.
     """
     notes, sequence = row.notes.lower(), row.seq_len or 0
+    if APART.search(notes):
+        return 0
     if said := SAID.search(notes):
         tokens = int(said[1].replace(",", ""))
         return tokens if tokens < sequence else 0
     tokens = program_of(row.program, row.zero_stage)[0].tunes_texts
-    if not 0 < tokens < sequence or not TUNED.search(notes) or APART.search(notes):
+    if not 0 < tokens < sequence or not TUNED.search(notes) or MOCK.search(notes):
         return 0
     marks.append(f"texts of {tokens} tokens in a sequence, as {row.program} packs them")
     return tokens

@@ -33,7 +33,7 @@ FORECAST = {
     COMMUNICATION: ("collectives", "sends", "sync"), "gaps": ("host", "allocator"),
 }  # fmt: skip
 GAPS = "gaps"
-OPERATORS = "aten::"
+OPERATORS = ("aten::", "mkldnn::", "onednn::", "mkl::", "quantized::")  # of torch's own: the latter by its compiler
 LEAST_SHARE = 0.001  # of a step: what is shorter is not told
 
 

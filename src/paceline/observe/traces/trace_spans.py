@@ -93,8 +93,10 @@ def own_times(spans: Sequence[TracedSpan]) -> list[Times]:
     for at, span in enumerate(spans):
         while open_ones and spans[open_ones[-1]].end <= span.begin:
             open_ones.pop()
-        for outer in open_ones:  # one that ends before this does is open still
+        for outer in reversed(open_ones):
             inside[outer].append((span.begin, span.end))
+            if span.end <= spans[outer].end:  # what is around that one knows of it already
+                break
         open_ones.append(at)
     return [less([(span.begin, span.end)], joined(within)) for span, within in zip(spans, inside, strict=True)]
 

@@ -52,6 +52,7 @@ from paceline.supervise.nodes.meeting import (
 from paceline.supervise.nodes.member import of_runs
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
+from paceline.supervise.told.generation import JudgedSoFar
 from paceline.system.descriptors import make_room
 
 Say = Callable[[str], None]
@@ -133,7 +134,8 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     per_node = fleet.per_node * (per_machine or 1)
     if taken is not None:
         lock.continue_from(taken.number)
-        taken = _counted(taken, fleet, spec.run.recovery, reached_by(lock.run_dir))
+    judged = _counted(fleet, spec.run.recovery, reached_by(lock.run_dir), taken)
+    taken = dataclasses.replace(taken, judged=judged) if taken is not None else None
     planned = _planned(spec, fleet, taken, per_node, say)
     planned, decisions = confirm_and_price(planned, say)
     brief = proven_brief(planned, decisions, say)
@@ -163,20 +165,24 @@ def _taken_over(fleet: Fleet, gone: Meeting | None) -> TakenOver | None:
     return dataclasses.replace(taken, left=gone.left) if has_left else taken
 
 
-def _counted(taken: TakenOver, fleet: Fleet, policy: RecoverySpec, reached: Reached) -> TakenOver:
-    """Return the world with the loss of its coordinator counted, of which the nodes know from now on.
+def _counted(fleet: Fleet, policy: RecoverySpec, reached: Reached, taken: TakenOver | None) -> JudgedSoFar:
+    """Return what is counted of failures, with the coordinator before, if one was lost; the nodes know from now on.
 
-    Raises WorkerDied where coordinators are lost one after the other: each node in turn would take over, for ever.
+    Raises WorkerDied where coordinators are lost one after the other: each node in turn would take over, for ever,
+    also where none has formed a world yet, as when the first plan has no memory.
     """
-    judge = Judge(policy, reached, taken.judged)
-    if not taken.left and not (ruling := judge.coordinator_lost(reached)).goes_on:
+    before = fleet.judged_before()
+    judge = Judge(policy, reached, before)
+    judge.note_steps(reached)
+    is_lost = before is not None and not (taken is not None and taken.left)
+    if is_lost and not (ruling := judge.came_further(reached)).goes_on:
         raise WorkerDied(
             "the coordinator was lost, as those before it were",
             ruling.because,
             "look at what the nodes printed, and at their memory; started again, it resumes from the last checkpoint",
         )
     fleet.note_judged(judge.so_far)
-    return dataclasses.replace(taken, judged=judge.so_far)
+    return judge.so_far
 
 
 def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:

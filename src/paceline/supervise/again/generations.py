@@ -138,7 +138,10 @@ class Generations:
                 return Outcome(Requeue.exit_code)
             fallen = self._one(generation, standing)
             outcome, why = fallen.outcome, "as many devices as there are now"
-            if not fallen.called:
+            if fallen.called:
+                judge.note_steps(reached_by(self._lock.run_dir))
+                self._judged = judge.so_far
+            else:
                 if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)

@@ -81,9 +81,7 @@ class Judge:
         error = outcome.error
         if outcome.exit_code in FINAL or error is None:
             return Ruling(False, "")
-        made = self.so_far.has_made_steps or (reached.made and reached.starts > self.so_far.starts)
-        self.so_far = replace(self.so_far, has_made_steps=made)
-        if not (ruling := self.coordinator_lost(reached)).goes_on:
+        if not (ruling := self.came_further(reached)).goes_on:
             return ruling
         if is_lost(outcome) and not out_of_memory:
             self.so_far = replace(self.so_far, lost=self.so_far.lost + 1)
@@ -100,11 +98,14 @@ class Judge:
         self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
         return _within(self.so_far.failed, self._policy.retries, "run.recovery.retries")
 
-    def coordinator_lost(self, reached: Reached) -> Ruling:
-        """Return whether the run goes on after a world that ended with its coordinator: it does while it comes further.
+    def note_steps(self, reached: Reached) -> None:
+        """Note whether this call has made steps: a first rank that begins a journal of its own tells of none there."""
+        made = reached.made and reached.starts > self.so_far.starts
+        self.so_far = replace(self.so_far, has_made_steps=self.so_far.has_made_steps or made)
 
-        That is asked of every world that ends.
-        """
+    def came_further(self, reached: Reached) -> Ruling:
+        """Return whether the run goes on after a world, or a coordinator, was lost: it does while it comes further."""
+        self.note_steps(reached)
         so_far = self.so_far
         fruitless = 0 if reached.step > so_far.furthest else so_far.fruitless + 1
         self.so_far = replace(so_far, furthest=max(so_far.furthest, reached.step), fruitless=fruitless)

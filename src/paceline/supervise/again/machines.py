@@ -52,7 +52,8 @@ class RankHosts(Protocol):
     def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
         """Let the machines go whose ranks have saved and ended while others stand by; return which, "" where none is.
 
-        They count no more among those that are there. Of `ended` ranks some may have come too late to stand by.
+        They count no more among those that are there. `ended` are all ranks that have ended, also those which came too
+        late to stand by, whose machines stay.
         """
 
     def devices(self) -> int | None:

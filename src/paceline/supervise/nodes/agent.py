@@ -88,7 +88,7 @@ class Agent:
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
             "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
-            "judged": self._judged or dataclasses.asdict(self._begun().judged),
+            "judged": self._judged or (dataclasses.asdict(self._begun().judged) if self._generation else {}),
         }  # fmt: skip
 
     def _spent(self) -> tuple[float, float]:
@@ -101,7 +101,7 @@ class Agent:
 
     def _begun(self) -> Generation:
         """Return what the world that is left was told when it began."""
-        return read_generation(self._world_folder / GENERATION_FILE) if self._generation else Generation()
+        return read_generation(self._world_folder / GENERATION_FILE)
 
     def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""

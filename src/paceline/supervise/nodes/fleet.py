@@ -128,9 +128,10 @@ class Fleet:
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
     def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
-        """Have the nodes end whose ranks have left the world, and return which these are; `ended` are all that have.
+        """Have the nodes end whose ranks have left the world, and return which these are.
 
-        Their links are closed by them: what is told last would be lost with a link that is closed here.
+        Their links are closed by them: what is told last would be lost with a link that is closed here. `ended` are all
+        ranks that have ended, which no coordinator that comes next is to take for lost.
         """
         numbers = sorted(self._nodes_of(ranks))
         for number in numbers:
@@ -428,10 +429,15 @@ class Fleet:
         since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in of_runs(was[number].get("members", ()))} - set(known)
         seconds, usd = max(was[number]["spent"] for number in known)
-        told = (JudgedSoFar.of(was[number]["judged"]) for number in known)
-        judged = max(told, key=lambda each: (each.furthest, each.fruitless))  # who came late was not told of the last
+        judged = self.judged_before() or JudgedSoFar()
         ranks, gone = dict(self._ranks), tuple(sorted(away))
         return TakenOver(newest, plan, standing, ranks, since, gone, (seconds, usd), judged)
+
+    def judged_before(self) -> JudgedSoFar | None:
+        """Return what the coordinator before had counted of failures, as the nodes were told; None where none was."""
+        told = [JudgedSoFar.of(member.was["judged"]) for member in self.members.values() if member.was.get("judged")]
+        # Who came late was not told of the last.
+        return max(told, key=lambda each: (each.furthest, each.fruitless, each.has_made_steps), default=None)
 
     def note_judged(self, judged: JudgedSoFar) -> None:
         """Have the nodes keep what is counted of failures: this coordinator may be lost before it forms a world."""
