@@ -33,7 +33,9 @@ FORECAST = {
     COMMUNICATION: ("collectives", "sends", "sync"), "gaps": ("host", "allocator"),
 }  # fmt: skip
 GAPS = "gaps"
-OPERATORS = ("aten::", "mkldnn::", "onednn::", "mkl::", "quantized::")  # of torch's own: the latter by its compiler
+# What computes in its own time: operators of torch, those that its compiler calls, and what that has compiled.
+OPERATORS = ("aten::", "mkldnn::", "onednn::", "mkl::", "quantized::")
+COMPILED = "Compiled"
 LEAST_SHARE = 0.001  # of a step: what is shorter is not told
 
 
@@ -142,7 +144,8 @@ def _operators(within: list[TracedSpan], main: tuple[object, object], sending: T
         spans.sort(key=lambda span: (span.begin, -span.end))
         for span, times in zip(spans, own_times(spans), strict=True):
             if not _communicates(span):
-                found.append((span, times if span.name.startswith(OPERATORS) else less(times, sending)))
+                computes = span.name.startswith(OPERATORS) or COMPILED in span.name
+                found.append((span, times if computes else less(times, sending)))
     return found
 
 
