@@ -14,8 +14,8 @@ from paceline.observe.traces.trace_spans import (
     REST,
     STEP,
     RankTrace,
-    Times,
     TracedSpan,
+    TracedTimes,
     class_of,
     joined,
     length,
@@ -129,7 +129,9 @@ COLLECTIVE_WORDS = frozenset({
 })  # fmt: skip
 
 
-def _operators(within: list[TracedSpan], main: tuple[object, object], sending: Times) -> list[tuple[TracedSpan, Times]]:
+def _operators(
+    within: list[TracedSpan], main: tuple[object, object], sending: TracedTimes
+) -> list[tuple[TracedSpan, TracedTimes]]:
     """Return the operators of a CPU and when each computed by itself, of every thread.
 
     What is no operator of torch's own (a function of autograd, a hook) calls others and waits: where bytes are on their

@@ -27,7 +27,7 @@ CLASSES = (
 )  # fmt: skip
 REST = "element by element, and the rest"
 COMMUNICATION = "communication"
-Times = list[tuple[float, float]]  # in seconds, in order
+TracedTimes = list[tuple[float, float]]  # in seconds, in order
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ def class_of(span: TracedSpan) -> str:
     return next((kind for kind, words in CLASSES if any(word in name for word in words)), REST)
 
 
-def own_times(spans: Sequence[TracedSpan]) -> list[Times]:
-    """Return for each span of a thread, in the order of their beginnings, when it ran and no later one inside of it."""
-    inside: list[Times] = [[] for _ in spans]
+def own_times(spans: Sequence[TracedSpan]) -> list[TracedTimes]:
+    """Return when each span of a thread ran and no later one inside of it; spans are in the order of their beginnings."""
+    inside: list[TracedTimes] = [[] for _ in spans]
     open_ones: list[int] = []
     for at, span in enumerate(spans):
         while open_ones and spans[open_ones[-1]].end <= span.begin:
@@ -101,14 +101,14 @@ def own_times(spans: Sequence[TracedSpan]) -> list[Times]:
     return [less([(span.begin, span.end)], joined(within)) for span, within in zip(spans, inside, strict=True)]
 
 
-def union(spans: Iterable[TracedSpan]) -> Times:
+def union(spans: Iterable[TracedSpan]) -> TracedTimes:
     """Return when any of the spans ran, as intervals in order that do not touch."""
     return joined((span.begin, span.end) for span in spans)
 
 
-def joined(times: Iterable[tuple[float, float]]) -> Times:
+def joined(times: Iterable[tuple[float, float]]) -> TracedTimes:
     """Return when any of the intervals is, in order and so that none touches another."""
-    found: Times = []
+    found: TracedTimes = []
     for begin, end in sorted(times):
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
@@ -130,9 +130,9 @@ def overlap(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
     return total
 
 
-def less(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Times:
+def less(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> TracedTimes:
     """Return intervals without what other ones cover; both in order."""
-    left: Times = []
+    left: TracedTimes = []
     at = 0
     for begin, end in one:
         while at < len(other) and other[at][1] <= begin:
