@@ -87,7 +87,7 @@ def class_of(span: TracedSpan) -> str:
 
 
 def own_times(spans: Sequence[TracedSpan]) -> list[TracedTimes]:
-    """Return when each span of a thread ran alone, without later spans inside of it. Spans: the first to begin first."""
+    """Return when each span of a thread ran alone, without later spans inside of it; the first to begin is first."""
     inside: list[TracedTimes] = [[] for _ in spans]
     open_ones: list[int] = []
     for at, span in enumerate(spans):
