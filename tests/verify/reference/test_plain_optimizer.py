@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.verify.compare.layout import compare
 from paceline.verify.reference.plain_optimizer import plain_optimizers
@@ -45,25 +46,24 @@ class ByPlace(Together):
                 weight -= 0.8**at * self.param_groups[0]["lr"] * weight.grad
 
 
-def _held_on_one_device(spec: OptimizerSpec) -> None:
+def _on_one_device(spec: OptimizerSpec) -> CheckProof:
     task = dataclasses.replace(decoder_task(), optimizer=spec)
     source: Any = task.data
-    found = compare(
-        task, plan_of(Layout(), precision="fp64"), join_world("cpu"), source, source.items_per_sample, 2, {}
-    )
-    assert found.equal, found.first_difference
+    return compare(task, plan_of(Layout(), precision="fp64"), join_world("cpu"), source, source.items_per_sample, 2, {})
 
 
 @pytest.mark.parametrize("groups", [(), (GroupSpec(match=("*norm*",), lr_scale=0.5, weight_decay=0.3),)])
 def test_a_norm_of_all_gradients_is_that_of_all(groups: tuple[GroupSpec, ...]) -> None:
     """The reference had an optimizer for matrices and one for vectors: every layout was told "not equal"."""
-    _held_on_one_device(OptimizerSpec(Together, lr=1e-2, weight_decay=0.1, groups=groups))
+    found = _on_one_device(OptimizerSpec(Together, lr=1e-2, weight_decay=0.1, groups=groups))
+    assert found.equal, found.first_difference
 
 
 @pytest.mark.parametrize("groups", [(), (GroupSpec(match=("*norm*", "*up_proj*"), weight_decay=0.05),)])
 def test_a_rate_by_the_place_in_the_list_of_parameters_is_that_of_the_run(groups: tuple[GroupSpec, ...]) -> None:
     """The reference listed its groups in another order than the run: "not equal" on every layout."""
-    _held_on_one_device(OptimizerSpec(ByPlace, lr=1e-2, weight_decay=0.1, groups=groups))
+    found = _on_one_device(OptimizerSpec(ByPlace, lr=1e-2, weight_decay=0.1, groups=groups))
+    assert found.equal, found.first_difference
 
 
 def test_one_instance_has_all_parameters_with_a_factor_for_each_group() -> None:

@@ -82,12 +82,11 @@ def summarise_trace(trace: RankTrace, path: Path, forecast: Sequence[Mapping[str
     within = [span for span in trace.spans if span.end > begin and span.begin < end]
     on_device = [span for span in within if span.kind in ON_DEVICE]
     sends = [span for span in within if _communicates(span)]
+    sends = [span for span in sends if span.kind in ON_DEVICE] or sends
+    sending = union(sends)
     if on_device:
         work = [(span, [(span.begin, span.end)]) for span in on_device if not _communicates(span)]
-        sends = [span for span in sends if span.kind in ON_DEVICE] or sends
-        sending = union(sends)
     else:
-        sending = union(sends)
         work = _operators(within, steps[0].line, sending)
     computing = joined(each for _, times in work for each in times)
     classes = _classes([(span, length(times)) for span, times in work], count, forecast)

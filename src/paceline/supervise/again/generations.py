@@ -50,7 +50,7 @@ from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.ranks_lost import TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS, forward_signals
 from paceline.supervise.told.brief import Brief
-from paceline.supervise.told.generation import FIRST, REFORMED, Generation, JudgedSoFar
+from paceline.supervise.told.generation import FIRST, REFORMED, Generation
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
@@ -95,7 +95,7 @@ class Generations:
         self._health, self._tell, self._crew = health, tell, Crew()
         self._spent, self._limits, self._notices = SpentSoFar(), limits or RunSpec(), notices
         self._handed = HandedFaults(lock.run_dir, redactor)
-        self._judged = JudgedSoFar()
+        self._judge = Judge(self._policy, reached_by(lock.run_dir))
         self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._needed: Collection[int] = ()  # survivors that hold what the next world is made of
         self._is_stopped = machines.is_stopped
@@ -125,13 +125,12 @@ class Generations:
             flag.release()
 
     def _run(self, taken: TakenOver | None) -> Outcome:
-        judge = Judge(self._policy, reached_by(self._lock.run_dir), taken.judged if taken is not None else None)
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
         if taken is not None:
             self._spent = SpentSoFar(*taken.spent)
+            self._judge = Judge(self._policy, reached_by(self._lock.run_dir), taken.judged)
             standing, generation = taken.standing, self._take_over(taken)
-        self._judged = judge.so_far
         while generation is not None:
             self._machines.rung()  # waits until the standby is ready
             if self._is_stopped() and not standing:  # while no rank was there that could be told
@@ -139,13 +138,11 @@ class Generations:
             fallen = self._one(generation, standing)
             outcome, why = fallen.outcome, "as many devices as there are now"
             if fallen.called:
-                judge.note_steps(reached_by(self._lock.run_dir))
-                self._judged = judge.so_far
+                self._judge.note_steps(reached_by(self._lock.run_dir))
             else:
                 if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
-                verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
-                self._judged = judge.so_far
+                verdict = self._judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
                 if self._is_stopped():
                     return self._end(_cut_short(outcome) if verdict.goes_on else outcome)
                 why = verdict.because
@@ -226,8 +223,10 @@ class Generations:
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions, lasting = (*generation.decisions, *decisions), self._machines.decisions()
         seconds, usd = self._spent.begin(self._elastic.usd_per_second)
-        generation = replace(generation, decisions=decisions, lasting=lasting, begun_after=seconds, usd_before=usd)
-        generation = replace(generation, judged=self._judged)
+        generation = replace(
+            generation, decisions=decisions, lasting=lasting, begun_after=seconds, usd_before=usd,
+            judged=self._judge.so_far,
+        )  # fmt: skip
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}

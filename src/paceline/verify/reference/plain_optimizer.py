@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def plain_optimizers(
                     for kind, arguments, groups in own.values()]  # fmt: skip
 
 
-def _in_order(groups: Iterable[dict[str, Any]], place: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:
+def _in_order(groups: Collection[dict[str, Any]], place: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:
     """Return groups of parameters in the order in which the user's optimizer has them: its rule may go by the place.
 
     Those of less weight decay come first, of the same the one whose first parameter does; within a group it is the
