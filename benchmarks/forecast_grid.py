@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from common import keep, machine, strict_json
-from grid.pace import TRIES, is_steady, pace_of
+from grid.pace import TRIES, is_steady, pace_of, pace_of_waits
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
 
@@ -236,7 +236,7 @@ def go_on(
 ) -> str:
     """Measure the case's plans that are not measured yet, until the time is up; return why one failed, or nothing.
 
-    Unless it is the `last` try, plans are not kept whose fixed step shows another machine than the probe's.
+    Unless it is the `last` try, plans are not kept whose fixed step or all-reduce shows another machine than probed.
     """
     todo = case.todo(lines)
     for at in range(0, len(todo), TOGETHER):
@@ -248,11 +248,13 @@ def go_on(
         except PacelineError as error:
             return f"{error.what}: {error.because}"
         pace = pace_of(case.planned.cluster, measured[0].get("fixed_seconds", ()))
-        if not is_steady(pace) and not last:
+        waits = pace_of_waits(case.planned.cluster, measured[0].get("wait_seconds", ()))
+        if not is_steady(pace, waits) and not last:
+            print(f"{case.task}, {case.devices}: pace {pace:.2f}, waits {waits:.2f}: once more", flush=True)
             return UNSTEADY
         made = [
             {"task": case.task, "devices": case.devices, "plan": str(plan), "limit_bytes": case.limit_bytes,
-             "pace": pace, "early_bytes": one.get("early_bytes"),
+             "pace": pace, "waits": waits, "early_bytes": one.get("early_bytes"),
              "observation": observe(case.task, case.planned, plan, one).as_dict()}
             for plan, one in zip(plans, measured, strict=True)
         ]  # fmt: skip
@@ -260,7 +262,8 @@ def go_on(
         is_torn = path.exists() and not path.read_text().endswith("\n")
         with path.open("a") as out:
             out.write("\n" * is_torn + "".join(json.dumps(line) + "\n" for line in made))
-        print(f"{case.task}, {case.devices}: {len(made)} plans measured, pace {pace:.2f}", flush=True)
+        told = f"{len(made)} plans measured, pace {pace:.2f}, waits {waits:.2f}"
+        print(f"{case.task}, {case.devices}: {told}", flush=True)
     return ""
 
 

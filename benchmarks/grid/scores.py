@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grid.pace import STEADY, is_steady
+from grid.pace import STEADY, STEADY_WAITS, is_steady
 from paceline.backtest.statistics import spearman
 from paceline.plan.learn.correct import Learnt, LearntRun
 
@@ -37,6 +37,7 @@ class Row:
     learnt_covered_80: bool
     early_bytes: float = math.nan  # of `measured_bytes`, after two steps
     pace: float = math.nan  # of the machine beside it: 1.3 where it was slower than its probe by as much
+    waits: float = math.nan  # the same of an all-reduce after computing
 
     @property
     def group(self) -> tuple[str, int]:
@@ -70,6 +71,7 @@ def _row(run: LearntRun, line: dict[str, Any], others: tuple[LearntRun, ...]) ->
         measured_bytes=found.peak_bytes or math.nan, forecast_bytes=run.forecast_bytes,
         flops=3 * found.profile.forward_flops * found.plan.batch_samples, limit_bytes=line["limit_bytes"],
         early_bytes=line.get("early_bytes") or math.nan, pace=line.get("pace", math.nan),
+        waits=line.get("waits", math.nan),
         covered_80=abs(run.time_residual) <= Z80 * run.time_spread,
         learnt_covered_80=abs(run.time_residual - mean) <= Z80 * spread,
     )  # fmt: skip
@@ -142,8 +144,8 @@ def score(rows: Sequence[Row]) -> dict[str, float]:
              "memory_mape": error("forecast_bytes", "measured_bytes"),
              "memory_growth": statistics.fmean(row.measured_bytes / row.early_bytes - 1 for row in rows),
              "over_limit": sum(0 < row.limit_bytes < row.measured_bytes for row in rows),
-             "unsteady": sum(not is_steady(row.pace) for row in rows)}  # fmt: skip
-    steady = [row for row in rows if is_steady(row.pace)]
+             "unsteady": sum(not is_steady(row.pace, row.waits) for row in rows)}  # fmt: skip
+    steady = [row for row in rows if is_steady(row.pace, row.waits)]
     found["steady_time_mape"] = of(statistics.fmean, [
         abs(row.forecast_seconds / row.measured_seconds - 1) for row in steady
     ])  # fmt: skip
@@ -201,11 +203,12 @@ def _number(value: float) -> str:
 def _pace_lines(whole: dict[str, float]) -> list[str]:
     """Return what is said of the machine's own speed between its probe and the rows."""
     if not whole["unsteady"]:
-        return [f"A fixed training step took within {STEADY:.0%} of its time in the probe beside every row.", ""]
+        return [f"Beside every row a fixed training step took within {STEADY:.0%} of its time in the probe, and an",
+                f"all-reduce within {STEADY_WAITS:.0%}.", ""]  # fmt: skip
     return [
         f"Beside {whole['unsteady']} rows a fixed training step took over {STEADY:.0%} more or less than in the probe,",
-        "after several tries: the machine's own speed had changed. They are in all scores; without them the time error",
-        f"is {_percent(whole['steady_time_mape'])}.", "",
+        f"or an all-reduce over {STEADY_WAITS:.0%}, after several tries: the machine's own speed had changed. They",
+        f"are in all scores; without them the time error is {_percent(whole['steady_time_mape'])}.", "",
     ]  # fmt: skip
 
 

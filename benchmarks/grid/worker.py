@@ -5,7 +5,7 @@
 REQUEST is a JSON file of {spec, plans, rounds, steps, threads, memory_seconds}. Every plan is assembled once and makes
 steps for `memory_seconds`, in which its memory is measured, after two of them and at the end: the C library's heap goes
 on growing for some hundred steps of a run, as blocks of other sizes come free. Then plans take turns of a few steps, so
-that what else the machine does hits all alike. A fixed step takes its turn with them (pace.py).
+that what else the machine does hits all alike. A fixed step and an all-reduce take their turns with them (pace.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def resident(field: str) -> int:
 
 
 def measure(request_path: Path, result_path: Path) -> None:
-    """Run all plans of the request and write what each took: {seconds, peak_bytes, early_bytes, fixed_seconds}."""
+    """Run all plans of the request and write what each took, and {fixed_seconds, wait_seconds} of the turns between."""
     request = json.loads(request_path.read_text())
     world = join_world("cpu", threads=request["threads"], place=place_here(os.environ))
     task = take_over(Path(request["spec"])).task
@@ -104,18 +104,21 @@ def measure(request_path: Path, result_path: Path) -> None:
                 turn.go_on(request["memory_seconds"])
         turns.append(turn)
     seconds: list[list[float]] = [[] for _ in turns]
-    fixed, fixed_seconds = FixedStep(world), []
+    fixed, fixed_seconds, wait_seconds = FixedStep(world), [], []
     for number in range(request["rounds"]):
         fixed_seconds.append(fixed.seconds())
+        wait_seconds.append(fixed.wait_seconds())
         for place in range(len(turns)):
             at = (place + number) % len(turns)
             seconds[at] += turns[at].steady(request["steps"])
     fixed_seconds.append(fixed.seconds())
+    wait_seconds.append(fixed.wait_seconds())
     if world.is_first:
         rows = [
-            {"seconds": taken, "peak_bytes": peak, "early_bytes": first, "fixed_seconds": fixed_seconds}
+            {"seconds": taken, "peak_bytes": peak, "early_bytes": first, "fixed_seconds": fixed_seconds,
+             "wait_seconds": wait_seconds}
             for taken, peak, first in zip(seconds, peaks, early, strict=True)
-        ]
+        ]  # fmt: skip
         result_path.write_text(json.dumps(rows))
     world.wait()
 

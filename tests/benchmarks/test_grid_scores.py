@@ -167,8 +167,20 @@ def test_rows_of_another_pace_than_the_probes_are_measured_again_and_told_in_the
     cluster = SimpleNamespace(devices=2, device=SimpleNamespace(calibration=steps))
     assert grid.pace_of(cluster, [0.06, 0.08, 0.05]) == pytest.approx(1.5)
     assert math.isnan(grid.pace_of(cluster, [])) and [grid.is_steady(pace) for pace in (0.95, 1.5, 0.6)] == [True, 0, 0]
+    # A hop of 1 ms, and 4 MiB in the ring's two halves at 2 MiB/ms: 3 ms in the probe.
+    link = SimpleNamespace(
+        latency_seconds=SimpleNamespace(value=1e-3), collective_bytes_per_second={"all_reduce": 2**31 / 1.024}
+    )
+    cluster.links = (link,)
+    assert grid.pace_of_waits(cluster, [0.005, 0.006, 0.009]) == pytest.approx(2.0)
+    assert math.isnan(grid.pace_of_waits(cluster, [])) and math.isnan(
+        grid.pace_of_waits(SimpleNamespace(devices=1), [0.0])
+    )
+    assert [grid.is_steady(1.0, waits) for waits in (2.0, 1.4, 0.7, 0.6)] == [False, True, True, False]
     plans = (Plan(layout=Layout(dp_shard=2), micro_batch=1),)
     case = grid.Case("plain", SimpleNamespace(cluster=cluster), plans, 0.0)
+    monkeypatch.setattr(grid, "measure", lambda *given: [{"fixed_seconds": [0.04], "wait_seconds": [0.006]}])
+    assert grid.go_on(case, [], tmp_path / "none.jsonl", None, math.inf, last=False) == grid.UNSTEADY, "waits alone"
     monkeypatch.setattr(grid, "measure", lambda *given: [{"fixed_seconds": [0.06]}])
     monkeypatch.setattr(grid, "observe", lambda *given: SimpleNamespace(as_dict=dict))
     path, lines = tmp_path / "rows.jsonl", []
@@ -178,7 +190,7 @@ def test_rows_of_another_pace_than_the_probes_are_measured_again_and_told_in_the
     found = scores.score(rows)
     assert found["unsteady"] == 1 and found["steady_time_mape"] == pytest.approx(0.2)
     assert "Beside 1 rows" in "\n".join(scores._pace_lines(found))
-    assert "beside every row" in "\n".join(scores._pace_lines(scores.score(rows[:1])))
+    assert "Beside every row" in "\n".join(scores._pace_lines(scores.score(rows[:1])))
 
 
 def test_all_layouts_are_measured_unless_fewer_are_asked_for(modules):

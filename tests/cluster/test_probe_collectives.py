@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from paceline.cluster.probe import collectives
 from paceline.cluster.probe.busy import reasons_of
-from paceline.cluster.probe.collectives import TRIES, refused_of, time_in_step
+from paceline.cluster.probe.collectives import BATCHES, TRIES, refused_of, time_in_step
 from paceline.cluster.probe.passes import _collectives
 from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import CollectiveTimes, Latency, ProbeRecord, TimedCollective
@@ -36,9 +36,9 @@ class Clock:
         self.is_awake = True
 
 
-def on_a_cpu() -> Rank:
+def on_a_cpu(is_trial: bool = True) -> Rank:
     rank = object.__new__(Rank)
-    rank.kind = "cpu"
+    rank.kind, rank.trial = "cpu", is_trial
     return rank
 
 
@@ -63,6 +63,14 @@ def test_what_stays_impossible_is_told_and_a_row_of_collectives_stands_for_it(mo
     found = time_in_step(rank, clock.collective, 8)
     assert found == {"seconds": pytest.approx(0.08e-3), "refused": True}, "as in a row, not 1 us"
     assert clock.stretch + 1 == 3 * TRIES
+
+
+def test_the_median_of_batches_leaves_out_one_that_waited_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in five batches ten times as long, one with less than nothing left: none of them is what a step meets."""
+    work_ms = [2.7, 10.0, 2.7, 2.7, 2.7, 10.0, 2.7, 1.0, 2.7, 2.7, 2.7]  # alone, then with the collective and alone
+    clock, rank = Clock(monkeypatch, [each / 1e3 for each in work_ms]), on_a_cpu(is_trial=False)
+    assert time_in_step(rank, clock.collective, 20) == {"seconds": pytest.approx(0.8e-3)}
+    assert clock.stretch + 1 == 1 + 2 * BATCHES
 
 
 def test_one_pass_that_could_tell_a_collective_from_computing_counts_for_both() -> None:
