@@ -270,8 +270,8 @@ def format_loss(loss: float | None) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a count of things: "1 step", "1,200 steps"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+    """Return a count of things: "1 step", "1,200 steps", "2 processes"."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('s') else 's'}"
 
 
 def format_count(count: float) -> str:

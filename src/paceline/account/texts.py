@@ -16,8 +16,16 @@ MISSING = {
 HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
 
 
+HANGING = 11  # columns that the word of a note takes
+
+
 def bill_lines(bill: Bill) -> list[str]:
     """Return the table and what stands under it."""
+    return [*table_of(bill), *note_lines(bill)]
+
+
+def table_of(bill: Bill) -> list[str]:
+    """Return the table in lines."""
     if not bill.rows:
         return ["nothing was spent in that time"]
     rows = [[bill.by, *HEADS], *(cells_of(row) for row in (*bill.rows, bill.total))]
@@ -25,8 +33,12 @@ def bill_lines(bill: Bill) -> list[str]:
     lines = [_line(row, widths) for row in rows]
     lines.insert(1, "-" * len(lines[0]))
     lines.insert(len(lines) - 1, "-" * len(lines[0]))
-    lines.append("")
-    return [*lines, *(f"{head:<10} {words}" for head, words in notes_of(bill))]
+    return lines
+
+
+def note_lines(bill: Bill) -> list[str]:
+    """Return what stands under the table in lines, an empty one first."""
+    return ["", *(f"{head:<{HANGING}}{words}" for head, words in notes_of(bill))] if bill.rows else []
 
 
 def notes_of(bill: Bill) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from paceline.report.format import quantity
 from paceline.units import format_count, format_loss, format_seconds, plural
 
 MOST_DIFFERENCES, WIDTH = 30, 36  # options that are shown, and characters of a value
+HANGING = 15  # columns that the name of a figure takes
 TOLD_WHOLE = 2  # of so many runs every difference is told in words
 
 
