@@ -37,7 +37,7 @@ NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
 
 def headline_lines(planned: Planned) -> list[str]:
     """Return the block that every run opens with: task, cluster, plan and price."""
-    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
+    others = f"best of {len(planned.search.candidates):,} that fit, {len(planned.search.refused):,} refused"
     others += f"{tried_text(planned.contest)}: --explain"
     device = planned.cluster.device.kind
     return [

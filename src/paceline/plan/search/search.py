@@ -287,7 +287,7 @@ def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) ->
         return DoesNotFit(what, because or last, "fewer devices")
     nearest = refused[len(refused.told)]
     error = DoesNotFit(
-        f"{what}: none of {len(refused)} plans",
+        f"{what}: none of {len(refused):,} plans",
         f"the smallest, {nearest.plan}, {nearest.because}",
         "more devices, a smaller model or shorter samples, or unset constraints of [plan]",
     )
