@@ -166,8 +166,11 @@ def test_every_verb_that_is_answered_is_there() -> None:
 
 
 def test_every_answer_is_a_line_that_a_spec_takes() -> None:
+    """And so is what the page for those who come from another tool says."""
     checked = 0
-    for said in {*_OPTIONS.values(), *_VALUES.values()}:
+    page = (ROOT / "docs" / "guide" / "coming-from.md").read_text(encoding="utf-8").partition("```")[0]
+    assert page.count(" = ") > 25
+    for said in {*_OPTIONS.values(), *_VALUES.values(), *page.splitlines()}:
         for line in re.findall(r"(?:task|plan|cluster|run)\.[\w.]+ = (?:\{.*?\}|\[.*?\]|\"[^\"]*\"|[\w.-]+)", said):
             tomllib.loads(line)
             parse_spec("", "x.toml", [line.replace(" = ", "=", 1)])
