@@ -115,12 +115,12 @@ def journal_of(run: Path, seconds: float = 1.0) -> Path:
     lines += [{"kind": "step", "time": at + 1.0, "step": at, "loss": 2.0 - at / 100, "weight": 1.0,
                "seconds": {"total": seconds + at % 3 / 100, "data": 0.9, "forward_backward": 0.1}}
               for at in range(1, 40)]  # fmt: skip
-    lines.append({"kind": "alert", "time": 30.0, "rule": "slow", "severity": "warning", "state": "firing", "step": 30,
-                  "title": "steps take twice as long as " + "was forecast " * 4, "advice": "look " * 12,
-                  "evidence": {}})  # fmt: skip
+    alert = {"kind": "alert", "time": 30.0, "rule": "slow", "severity": "warning", "state": "firing", "step": 30,
+             "title": "steps take twice as long as " + "was forecast " * 4, "advice": "look " * 12}  # fmt: skip
     lines.append({"kind": "run_ended", "time": 40.0, "status": "complete", "exit_code": 0, "step": 39})
     (run / "journal").mkdir(parents=True)
     (run / "journal" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "journal" / "alerts-0001.jsonl").write_text(json.dumps(alert) + "\n")
     return run
 
 
@@ -156,7 +156,7 @@ def test_what_a_verb_tells_of_runs_is_read_on_eighty_columns(
     [
         ["plan", "--set", "task.schedule.kind=cosin", "--set", "task.stop=3 stepz", "--set", "cluster.devices=two"],
         ["plan", "--set", "task.model=llama-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.devices=8"],
-        ["plan", "--set", "cluster.device=rtx-4080"],
+        ["plan", "--set", "task.model=llama-8b", "--set", "task.model.experts=64", "--set", "cluster.probe=false"],
     ],
 )
 def test_an_error_is_read_on_eighty_columns(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,8 @@ def _what_it_is(path: Path, name: str) -> tuple[str, str]:
         return f"it is a part of the run {run.absolute().parent}", f"name the run: {run.absolute().parent}"
     if any((path / file).is_file() for file in (CONFIG, "model.safetensors", "adapter_config.json")):
         return "it holds weights for other programs", "name the directory of the run that they came from"
+    if not path.exists():
+        return "there is no such folder", "the folder of a run, which paceline train SPEC makes"
     runs = sorted(each.parent for each in path.glob(f"*/{name}")) if path.is_dir() else []
     if runs:
         return "it is a folder of runs", f"one of: {', '.join(str(each) for each in runs[:8])}"
