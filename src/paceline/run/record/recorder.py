@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -108,7 +107,7 @@ class Recorder(TellsDecisions):
             world_size=self._world.size,
             versions=versions_here(),
             host=platform.node(),
-            command=tuple(sys.argv),
+            command=self._brief.command,
             cluster=known.cluster,
             forecast=known.forecast,
             placement=known.placement,

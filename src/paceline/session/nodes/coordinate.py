@@ -70,7 +70,8 @@ def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
     name_process("paceline-coord")
-    path, host, port, node, per_machine = sys.argv[1:]
+    path, host, port, node, per_machine, *typed = sys.argv[1:]
+    sys.argv = typed  # the run's command is what was typed on this node
     return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 
 

@@ -16,6 +16,7 @@ from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.optimizers import optimizer_key
 from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.typed import typed_command
 from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
 from paceline.uncaught import is_notebook
@@ -65,6 +66,7 @@ def make_brief(
         ),
         usable_bytes=usable_bytes(cluster),
         smaller=smaller_plans(planned.search.candidates.context, plan),
+        command=typed_command(),
         redraws=is_notebook(),
     )
 
