@@ -101,6 +101,8 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
         near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
         if meant in units:
             near = f"did you mean '{meant}'?"
+        if written in SECONDS:
+            near = f'a limit by the clock is run.time_limit = "{text}"'
         if written in PREFIXES and written:  # "100B": of what?
             counted = f"{text[: -len(written)].strip()} {written}"
             near = " or ".join(f'"{counted} {each}"' for each in _COUNTED if each in units)

@@ -93,6 +93,7 @@ def test_the_overview_documents_every_verb_and_exit_code(capsys: pytest.CaptureF
      ("plan --set cluster.device=H100-SXM5-80GB", "is not in the catalog", "h100-sxm"),  # 'a100-80'
      ("plan --set cluster.device=B200-180GB", "is not in the catalog", "b200"),
      ("verify --layout tensor=2", "plan = 'tensor=2' is not a plan", "plan.tp = 2"),  # all options were listed
+     ("plan --set task.stop=2hours", "'2hours' is not an amount", 'run.time_limit = "2hours"'),
      ("plan --set task.stop=100B", "'100B' is not an amount", '"100 B tokens"'),
      ("plan --set task.optimizer.kind=adamw", "unknown key 'task.optimizer.kind'", "'name'"),  # 'task.adapter.kind'
      ("export nowhere out", "'nowhere' holds no checkpoints", "the folder of a run"),
