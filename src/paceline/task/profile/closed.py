@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from paceline.spec.profile import TRY
+
 SEQUENCE_RULE = (
     "ranks share sequences where the model says how its tokens meet (forward(tokens, positions=None, mask=None), and "
     "attention through paceline.task.models.layers.attention.CausalAttention) and the objective is a sum over tokens "
