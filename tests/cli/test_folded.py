@@ -128,7 +128,7 @@ def journal_of(run: Path, seconds: float = 1.0) -> Path:
     ("words", "code", "said"),
     [
         (["report", "a"], 0, "verdict  data-bound"),
-        (["compare", "a", "b"], 0, "step seconds   b against a"),
+        (["compare", "a", "b"], 0, "step time      b against a"),
         (["bill", "a", "b"], 0, "unknown    money of some starts"),
         (["alerts", "list", "a"], 0, "1 on record"),
         (["alerts", "rules"], 0, "no_step"),

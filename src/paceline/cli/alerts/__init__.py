@@ -24,7 +24,7 @@ EXAMPLE_NEEDS = "a spec of your own"
 CODES = (74,)
 ACTIONS = ("test", "list", "silence", "rules")
 HANGING = 13  # columns that a sink's name takes, and that are free below an alert's first line
-RULE_COLUMNS = 25  # that a rule's name and severity take
+RULE_COLUMNS = 26  # that a rule's name and severity take
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def _rules(options: argparse.Namespace) -> int:
         print_json({"rules": rules}, ALERTS_RULES)
         return 0
     for rule in rules:
-        say_folded(f"{rule['rule']:<14} {rule['severity']:<9} {rule['fires']}", RULE_COLUMNS)
+        say_folded(f"{rule['rule']:<15} {rule['severity']:<9} {rule['fires']}", RULE_COLUMNS)
     return 0
 
 
