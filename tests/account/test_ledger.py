@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from runs import in_process
 
-from paceline.account.bill import bill_csv, make_bill
+from paceline.account.bill import Bill, bill_csv, make_bill
 from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.prices import BookPrice, PriceBook, read_prices
-from paceline.account.texts import bill_lines
+from paceline.account.texts import note_lines, table_of
 from paceline.account.timeline import held_devices
 from paceline.errors import ConfigError, StorageError
 from paceline.history.records import gather
@@ -32,6 +32,11 @@ from paceline.spec.journal.watching import NodeSample
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
+
+
+def bill_lines(bill: Bill) -> list[str]:
+    """Return the table and what stands under it, as the command prints them."""
+    return [*table_of(bill), *note_lines(bill)]
 
 
 def figure(value: Any) -> Record:

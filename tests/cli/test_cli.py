@@ -96,7 +96,8 @@ def test_the_overview_documents_every_verb_and_exit_code(capsys: pytest.CaptureF
      ("plan --set task.stop=2hours", "'2hours' is not an amount", 'run.time_limit = "2hours"'),
      ("plan --set task.stop=100B", "'100B' is not an amount", '"100 B tokens"'),
      ("plan --set task.optimizer.kind=adamw", "unknown key 'task.optimizer.kind'", "'name'"),  # 'task.adapter.kind'
-     ("export nowhere out", "'nowhere' holds no checkpoints", "the folder of a run"),
+     ("export nowhere out", "'nowhere' holds no checkpoints", "the directory of a run"),
+     ("checkpoint ls nowhere", "'nowhere' holds no checkpoint", "the directory of a run"),
      ("compare a.toml b.toml", "a.toml is not a run's directory", "paceline plan"),
      ("plan --set task.model=meta-llama/Llama-3-70B", "there is no model at", "hf download meta-llama/Llama-3-70B")],
 )  # fmt: skip

@@ -19,11 +19,6 @@ HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
 HANGING = 11  # columns that the word of a note takes
 
 
-def bill_lines(bill: Bill) -> list[str]:
-    """Return the table and what stands under it."""
-    return [*table_of(bill), *note_lines(bill)]
-
-
 def table_of(bill: Bill) -> list[str]:
     """Return the table in lines."""
     if not bill.rows:
