@@ -12,6 +12,7 @@ from paceline.report.compare import Promise, TermGroup
 from paceline.report.drawn.markup import difference, esc, known, listing, note_html, pill, shown, table_html, tag
 from paceline.report.format import figure, quantities, utc
 from paceline.report.summary import Event, Summary
+from paceline.spec.journal.records.decided import PLAN
 from paceline.spec.plan import PlanSpec
 from paceline.units import format_bytes, format_count, format_loss, format_rate, format_seconds
 
@@ -115,7 +116,7 @@ def decisions(events: Sequence[Event]) -> str:
 def _asked(fields: Mapping[str, object]) -> object:
     """Return what a decision is from; of a plan's the options that the spec sets, "auto" where it sets none."""
     found = fields.get("from")
-    if fields.get("what") != "plan" or not isinstance(found, dict):
+    if fields.get("what") != PLAN or not isinstance(found, dict):
         return found
     return {name: value for name, value in found.items() if name not in UNSET or value != UNSET[name]} or "auto"
 

@@ -14,6 +14,7 @@ from paceline.plan.smaller import smaller_plans
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.records.decided import PLAN
 from paceline.spec.optimizers import optimizer_key
 from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.typed import typed_command
@@ -36,7 +37,7 @@ def make_brief(
     price = cluster.price_usd_per_device_hour.value
     peak = planned.peak_flops(plan.precision) * cluster.devices
     evidence = {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value}
-    decision = DecisionRecord("plan", dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
+    decision = DecisionRecord(PLAN, dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
     return Brief(
         plan=plan,
         steps=planned.steps,
