@@ -119,8 +119,8 @@ def _prepare(options: argparse.Namespace) -> int:
     of_all = f"{plural(card['documents'], 'document')}, {plural(tokens, 'token')} in {plural(shards, 'shard')}"
     print(f"prepared {done.folder}: {of_all}")
     for split in done.index.splits:
-        documents, tokens = plural(done.index.documents(split), "document"), plural(done.index.tokens(split), "token")
-        print(f"  {split:<12}{documents}, {tokens}")
+        documents = plural(done.index.documents(split), "document")
+        print(f"  {split:<12}{documents}, {plural(done.index.tokens(split), 'token')}")
     if card["duplicates_removed"]:
         print(f"  left out, as they are like earlier ones: {plural(card['duplicates_removed'], 'document')}")
     if card["left_out"]:

@@ -271,7 +271,7 @@ class Recorder(TellsDecisions):
         if record is not None:
             self._write(record)
             took, lost = format_seconds(record.seconds["total"]), record.steps_lost
-            self.say(f"recover  {took} by {record.rung}, {plural(lost, 'step')} made again: {record.because}")
+            self.say(f"recover  {took} by {record.rung}, {plural(lost or 0, 'step')} made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
         """Record that the run goes on under another plan, and say where that one rounds otherwise."""
