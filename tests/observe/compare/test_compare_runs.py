@@ -164,6 +164,15 @@ def test_the_command_tells_it_for_people_and_machines(tmp_path: Path) -> None:
     assert in_process("compare", paths[0]).returncode == 2
 
 
+def test_the_page_tells_differences_in_their_units(tmp_path: Path) -> None:
+    """It said "peak bytes +4.739e+06" and "step seconds +0.05745"."""
+    found = compare_runs([run(tmp_path, "a", 1), run(tmp_path, "b", 2, slower=1.2)])
+    page, speed = compare_html(found), figure(found, "step seconds")
+    assert f"<td>{speed.called}</td>" in page and speed.called == "step time"
+    assert speed.difference_text in page and speed.difference_text.endswith("s") and speed.noise_text in page
+    assert "step seconds<" not in page and "peak bytes<" not in page
+
+
 def test_what_differs_keeps_to_a_hundred_columns(tmp_path: Path) -> None:
     """The whole command, say: two long values beside a long name took 120."""
     for name, word in (("a", "first"), ("b", "other")):

@@ -9,7 +9,6 @@ from paceline.units import format_count, format_loss, format_seconds, plural
 MOST_DIFFERENCES = 30  # options that are shown
 WIDTH, LEAST_VALUE, MOST_VALUE = 100, 12, 36  # columns of a line, and characters of a value in it
 BETWEEN = "  |  "  # two values
-CALLED = {"step seconds": "step time", "peak bytes": "memory", "USD": "money", "kWh": "energy"}  # as in the table
 HANGING = 15  # columns that the name of a figure takes
 TOLD_WHOLE = 2  # of so many runs every difference is told in words
 
@@ -34,7 +33,7 @@ def compare_lines(found: RunComparison) -> list[str]:
     told = found.figures
     if len(found.runs) > TOLD_WHOLE:  # the table has the values of the others
         told = tuple(each for each in told if each.sure is not None)
-    lines += [f"{CALLED.get(each.figure, each.figure):<14} {each.text}" for each in told]
+    lines += [f"{each.called:<14} {each.text}" for each in told]
     if left := len(found.figures) - len(told):
         lines.append(f"{plural(left, 'difference')} whose noise is not known: the table above, or --json")
     if found.differences:
