@@ -106,7 +106,7 @@ def test_one_device_normalises_batches_in_bf16(norm: type[nn.Module]) -> None:
     plan of its own choice was in bf16."""
     told = {}
     for each in ("bf16", "fp32"):
-        plan = plan_in(Layout(), precision=each, micro_batch=7)
+        plan = plan_in(Layout(), precision=each)
         stats, built = run_steps(task_of(lambda: Net(norm, norm)), plan, STEPS)
         held_out = evaluate(built.stepper, Signals(), HELD_OUT, 0)
         told[each] = whole(built.model), held_out.loss, [one.loss for one in stats]
