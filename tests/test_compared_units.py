@@ -60,6 +60,7 @@ def test_every_size_is_in_the_same_unit_and_near_its_value(counts: list[float]) 
 def test_one_size_is_told_as_it_is_alone() -> None:
     for count in (700.0, 5e5, 3e8, 7e10, 4e13):
         assert format_sizes(count) == (format_bytes(count),)
+    assert format_bytes(150 * GIB) == "150.0 GiB" and format_bytes(2048 * GIB) == "2.00 TiB"  # a B200 held "0.15 TiB"
 
 
 def test_what_does_not_fit_is_told_in_the_unit_of_the_memory(tmp_path: Path) -> None:

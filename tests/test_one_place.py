@@ -7,6 +7,8 @@ import re
 
 from test_floors import ROOT, SOURCES, called
 
+from paceline.units import plural
+
 GROUPS = {"paceline.run.process.groups", "paceline.run.process.world"}  # of a run
 OWN_GROUPS = {"paceline.cluster.probe.rank", "paceline.cluster.probe.collectives"}  # a probe's processes have no run
 MAKE_GROUPS = {"new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group"}
@@ -100,3 +102,10 @@ def test_what_torchs_wrappers_put_into_names_is_known_in_one_place() -> None:
     """Five files took them out of names, each by a list of its own."""
     again = [module for module, path in SOURCES.items() if '"_checkpoint_wrapped_module' in path.read_text("utf-8")]
     assert again == ["paceline.task.plain_names"]
+
+
+def test_a_count_has_its_own_plural() -> None:
+    """ "1 step(s)" is for programs: `units.plural` says "1 step" and "2 processes"."""
+    both = re.compile(r"\w\((?:e?s)\)")
+    assert both.search("3 process(es)") and both.search("1 step(s) more") and plural(2, "process") == "2 processes"
+    assert [module for module, path in SOURCES.items() if both.search(path.read_text("utf-8"))] == []

@@ -43,19 +43,28 @@ LEAST_COLUMNS = 40  # of a terminal: in fewer there is no room beside a line's f
 _FIRST_WORD = re.compile(r" *(?:\w+ {2,})?")  # `plan     `, `  because  `, or the blanks of what stands below one
 
 
-def folded(text: str, stream: TextIO) -> str:
+def folded(text: str, stream: TextIO, hanging: int | None = None) -> str:
     """Return a line folded between words, below its first word, to the width of the terminal that a stream is.
 
     What goes to a file or a pipe stays one line, as whoever searches it wants it, and so does a command to be copied.
+    `hanging` columns are left free below instead of those of the first word.
     """
     columns = _columns(stream)
-    if columns < LEAST_COLUMNS or len(text) <= columns or "\n" in text or text.lstrip().startswith(COMMAND):
+    if columns < LEAST_COLUMNS or len(text) <= columns or "\n" in text:
         return text
     first = _FIRST_WORD.match(text)
-    indent = len(first[0]) if first is not None else 0
+    head = first[0] if first is not None else ""
+    if text[len(head) :].startswith(COMMAND) or text.lstrip().startswith(COMMAND):
+        return text
+    indent = len(head) if hanging is None else hanging
     below = " " * (indent if indent <= columns // 3 else 2)
     lines = textwrap.wrap(text, columns, subsequent_indent=below, break_on_hyphens=False, break_long_words=False)
     return "\n".join(lines)
+
+
+def each_folded(text: str, stream: TextIO) -> str:
+    """Return a text with each of its lines folded, as an error's: what happened, because of what, what to try."""
+    return "\n".join(folded(line, stream) for line in text.split("\n"))
 
 
 def _columns(stream: TextIO) -> int:

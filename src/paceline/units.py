@@ -80,6 +80,8 @@ _EXAMPLES = {
 }
 
 
+_COUNTED = ("tokens", "samples", "steps")  # what a number with a prefix may be of, the likeliest first
+
 _OTHER_WORDS = {  # of other tools, for the units of an amount
     "iterations": "steps", "iters": "steps", "its": "steps", "updates": "steps", "batches": "steps",
     "examples": "samples", "rows": "samples", "sequences": "samples", "images": "samples",
@@ -99,6 +101,11 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
         near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
         if meant in units:
             near = f"did you mean '{meant}'?"
+        if written in SECONDS:
+            near = f'a limit by the clock is run.time_limit = "{text}"'
+        if written in PREFIXES and written:  # "100B": of what?
+            counted = f"{text[: -len(written)].strip()} {written}"
+            near = " or ".join(f'"{counted} {each}"' for each in _COUNTED if each in units)
         raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", _no_unit(written), near)
     if prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
@@ -145,7 +152,7 @@ def parse_bytes(text: str) -> int:
 def format_bytes(count: float) -> str:
     """Return a size for people: "0.61 GiB"."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= scale * (0.1 if unit in ("GiB", "TiB") else 1):
+        if abs(count) >= scale * (0.1 if unit == "GiB" else 1):
             value = count / scale
             return f"{value:,.2f} {unit}" if value < 10 else f"{value:,.1f} {unit}"
     return f"{count:.0f} B"
@@ -181,7 +188,7 @@ def format_seconds(seconds: float) -> str:
 def format_sizes(*counts: float) -> tuple[str, ...]:
     """Return sizes that are compared, all in one unit: "174.1 GiB" and "75.1 GiB"."""
     unit, scale = _shared(counts, (("B", 1, 0.0), ("KiB", 2**10, 1.0), ("MiB", 2**20, 1.0), ("GiB", 2**30, 0.1),
-                                   ("TiB", 2**40, 0.1)))  # fmt: skip
+                                   ("TiB", 2**40, 1)))  # fmt: skip
     if unit == "B":
         return tuple(f"{count:,.0f} B" if math.isfinite(count) else "unknown" for count in counts)
     return tuple(f"{_size(count / scale)} {unit}" if math.isfinite(count) else "unknown" for count in counts)
@@ -270,8 +277,8 @@ def format_loss(loss: float | None) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a count of things: "1 step", "1,200 steps"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+    """Return a count of things: "1 step", "1,200 steps", "2 processes"."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('s') else 's'}"
 
 
 def format_count(count: float) -> str:

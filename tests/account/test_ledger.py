@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from runs import in_process
 
-from paceline.account.bill import bill_csv, make_bill
+from paceline.account.bill import Bill, bill_csv, make_bill
 from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.prices import BookPrice, PriceBook, read_prices
-from paceline.account.texts import bill_lines
+from paceline.account.texts import note_lines, table_of
 from paceline.account.timeline import held_devices
 from paceline.errors import ConfigError, StorageError
 from paceline.history.records import gather
@@ -32,6 +32,11 @@ from paceline.spec.journal.watching import NodeSample
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
+
+
+def bill_lines(bill: Bill) -> list[str]:
+    """Return the table and what stands under it, as the command prints them."""
+    return [*table_of(bill), *note_lines(bill)]
 
 
 def figure(value: Any) -> Record:
@@ -298,6 +303,11 @@ def test_a_bill_groups_runs_by_their_tags_and_says_what_it_does_not_know(tmp_pat
     assert [row.usd for row in bill.rows] == [pytest.approx(0.206), pytest.approx(0.206), None]
     assert bill.total.usd == pytest.approx(0.412) and bill.total.missing == {"usd", "kwh", "carbon_kg"}
     assert bill.total.device_hours == pytest.approx(3 * 206 / 3600)
+    by_kind = bill_lines(make_bill([tmp_path], "kind"))
+    assert by_kind[0].split()[-1] == "share" and max(map(len, by_kind[:4])) < 70, (
+        "six shares of 0 and one of 1 in a row"
+    )
+    assert any(line.startswith("total") and line.endswith(" 100.0%") for line in by_kind)
     text = "\n".join(bill_lines(bill))
     assert "unknown" in text and "money      estimated" in text
     header, _, second, *_ = bill_csv(bill).splitlines()

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from runs import as_json, in_process, paceline, write_spec
+from runs import as_json, in_process, paceline, records_of, write_spec
 from safetensors.torch import load_file
 
 from paceline.checkpoint import WholeTensors
 from paceline.checkpoint.foreign.distcp import DistributedTensors
 from paceline.errors import StorageError
+from paceline.supervise.told.typed import typed_command
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,29 @@ def test_a_run_is_listed_newest_first(folder: Path) -> None:
     assert listed["checkpoints"][0]["ranks"] == 2
     text = in_process("checkpoint", "ls", folder / "one").stdout
     assert text.splitlines()[0].startswith("step-00000008") and "1 rank " in text
+
+
+def test_the_command_on_record_is_what_was_typed(folder: Path) -> None:
+    """A rank's own was: `paceline.launch.worker` and a file that is gone, under "Run it again"."""
+    for name in ("one", "two"):
+        *words, spec = records_of(folder / name, "run_started")[0]["command"]
+        assert words[-2:] == ["paceline", "train"] and Path(spec).is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "typed"),
+    [
+        (["/opt/bin/paceline", "train", "a.toml"], ("paceline", "train", "a.toml")),
+        (["/opt/site-packages/paceline/__main__.py", "train"], ("python", "-m", "paceline", "train")),
+        (["loops/train.py", "--lr", "1"], ("python", "loops/train.py", "--lr", "1")),
+        (["/opt/bin/pytest", "-q"], ("/opt/bin/pytest", "-q")), ([""], ()), (["-c"], ()), ([], ()),
+    ],
+)  # fmt: skip
+def test_a_command_is_told_as_it_would_be_typed_again(
+    argv: list[str], typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    assert typed_command() == typed
 
 
 def test_what_a_checkpoint_holds_is_shown(folder: Path) -> None:

@@ -88,7 +88,18 @@ def test_the_overview_documents_every_verb_and_exit_code(capsys: pytest.CaptureF
      ("report /nowhere", "'/nowhere' is not a run's directory", ""),
      ("verify --dtype fp31", "unknown precision", "fp32"),
      ("plan --set task.optimizer.lrr=1", "--set: unknown key 'task.optimizer.lrr'", "did you mean 'lr'?"),
-     ("plan nowhere/x.toml", "there is no file 'nowhere/x.toml'", "")],
+     ("plan nowhere/x.toml", "there is no file 'nowhere/x.toml'", ""),
+     ("train", "nothing is named to train", "paceline train SPEC"),  # it began the task of all defaults: eight hours
+     ("plan --set cluster.device=H100-SXM5-80GB", "is not in the catalog", "h100-sxm"),  # 'a100-80'
+     ("plan --set cluster.device=B200-180GB", "is not in the catalog", "b200"),
+     ("verify --layout tensor=2", "plan = 'tensor=2' is not a plan", "plan.tp = 2"),  # all options were listed
+     ("plan --set task.stop=2hours", "'2hours' is not an amount", 'run.time_limit = "2hours"'),
+     ("plan --set task.stop=100B", "'100B' is not an amount", '"100 B tokens"'),
+     ("plan --set task.optimizer.kind=adamw", "unknown key 'task.optimizer.kind'", "'name'"),  # 'task.adapter.kind'
+     ("export nowhere out", "'nowhere' holds no checkpoints", "the directory of a run"),
+     ("checkpoint ls nowhere", "'nowhere' holds no checkpoint", "the directory of a run"),
+     ("compare a.toml b.toml", "a.toml is not a run's directory", "paceline plan"),
+     ("plan --set task.model=meta-llama/Llama-3-70B", "there is no model at", "hf download meta-llama/Llama-3-70B")],
 )  # fmt: skip
 def test_usage_errors(words: str, what: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2

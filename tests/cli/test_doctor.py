@@ -51,7 +51,7 @@ def test_a_remark_is_no_failure() -> None:
     found = Examination((Finding("python", OK, "3.11"), Finding("load", NOTE, "9 processes", "wait")))
     assert found.exit_code == 0
     assert lines_of(found)[1:] == ["- load        9 processes", "              try: wait",
-                                   "training works here; 1 remark(s) (- above)"]  # fmt: skip
+                                   "training works here; 1 remark (- above)"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("entered", "code"), [("-m", 2), ("bin/paceline", 2), ("mine.py", 1)])

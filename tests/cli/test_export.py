@@ -137,7 +137,7 @@ def test_a_users_module_keeps_its_names_and_loads_with_them(folder: Path) -> Non
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
-    [(["{run}/nowhere", "{out}"], 2, "no folder `checkpoints`"), (["{run}", "{out}", "--step", "5"], 2, "4, 8"),
+    [(["{run}/nowhere", "{out}"], 2, "there is no such folder"), (["{run}", "{out}", "--step", "5"], 2, "4, 8"),
      (["{run}", "{run}/journal/0001.jsonl"], 74, "cannot export weights"), (["{run}"], 2, "OUT is missing"),
      (["{run}", "/proc/nowhere"], 74, "cannot export weights")],
 )  # fmt: skip

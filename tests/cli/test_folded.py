@@ -109,18 +109,62 @@ def test_a_plan_is_read_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> No
     assert any(line.startswith("plan ") for line in told) and all(len(line) <= 80 for line in told)
 
 
-def test_a_report_is_read_on_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its verdict says what to try, at length."""
+def journal_of(run: Path, seconds: float = 1.0) -> Path:
+    """Write the journal of a short run that waited for its data, with an alert that says at length what to try."""
     lines = [{"kind": "run_started", "time": 0.0, "attempt": 1, "step": 0, "world_size": 1}]
-    lines += [{"kind": "step", "time": at + 1.0, "step": at, "loss": 2.0, "weight": 1.0,
-               "seconds": {"total": 1.0, "data": 0.9, "forward_backward": 0.1}} for at in range(1, 40)]  # fmt: skip
+    lines += [{"kind": "step", "time": at + 1.0, "step": at, "loss": 2.0 - at / 100, "weight": 1.0,
+               "seconds": {"total": seconds + at % 3 / 100, "data": 0.9, "forward_backward": 0.1}}
+              for at in range(1, 40)]  # fmt: skip
+    alert = {"kind": "alert", "time": 30.0, "rule": "slow", "severity": "warning", "state": "firing", "step": 30,
+             "title": "steps take twice as long as " + "was forecast " * 4, "advice": "look " * 12}  # fmt: skip
     lines.append({"kind": "run_ended", "time": 40.0, "status": "complete", "exit_code": 0, "step": 39})
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "journal").mkdir(parents=True)
+    (run / "journal" / "0001.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "journal" / "alerts-0001.jsonl").write_text(json.dumps(alert) + "\n")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["report", "a"], 0, "verdict  data-bound"),
+        (["compare", "a", "b"], 0, "step time      b against a"),
+        (["bill", "a", "b"], 0, "unknown    money of some starts"),
+        (["alerts", "list", "a"], 0, "1 on record"),
+        (["alerts", "rules"], 0, "no_step"),
+        (["doctor"], 0, "training works here"),
+    ],
+)
+def test_what_a_verb_tells_of_runs_is_read_on_eighty_columns(
+    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts, differences, notes and advice are long: those of most verbs were cut in the middle of words."""
+    for name, seconds in (("a", 1.0), ("b", 1.5)):
+        journal_of(tmp_path / name, seconds)
+    monkeypatch.chdir(tmp_path)
     with terminal(80) as (stream, master):
         monkeypatch.setattr("sys.stdout", stream)
-        assert main(["report", str(tmp_path)]) == 0
+        assert main(words) == code
         told = printed(stream, master)
-    path = str(tmp_path / "report.html")  # is one word, however long
-    assert any(line.startswith("verdict  data-bound") for line in told)
-    assert all(len(line) <= 80 or path in line for line in told)
+    assert any(line.startswith(said) for line in told)
+    table = next((index for index, line in enumerate(told) if not line.strip()), 0) if words[0] == "bill" else 0
+    assert all(len(line) <= 80 or " " not in line.strip() for line in told[table:]), told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--set", "task.schedule.kind=cosin", "--set", "task.stop=3 stepz", "--set", "cluster.devices=two"],
+        ["plan", "--set", "task.model=llama-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.devices=8"],
+        ["plan", "--set", "task.model=llama-8b", "--set", "task.model.experts=64", "--set", "cluster.probe=false"],
+    ],
+)
+def test_an_error_is_read_on_eighty_columns(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why, and what to try, were cut in the middle of words; below their first line they stand under themselves."""
+    with terminal(80) as (stream, master):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert main(words) in (2, 3)
+        told = printed(stream, master)
+    assert told[0].endswith(told[0].strip()) and "error:" in told[0]
+    assert all(len(line) <= 80 for line in told[1:]), told
+    assert any(line.startswith("           ") for line in told), "nothing was folded"

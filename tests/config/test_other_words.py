@@ -38,6 +38,9 @@ ROOT = Path(__file__).parents[2]
         ("task.optimizer.groups=[{params = ['head.*']}]", 'match = ["'),  # 'arguments' is nearest in letters
         ("task.optimizer.groups=[{match = ['head.*'], lr = 0.1}]", "lr_scale = "),  # task.optimizer.lr is of all
         ("task.class_weights=[1.0, 5.0]", "task.objective"),  # 'data'
+        ("task.optimizer.betas=[0.9, 0.95]", "beta2 = "),
+        ("task.model.num_local_experts=8", "task.model.experts"),
+        ("task.model.num_experts_per_tok=2", "task.model.top_k"),
         ("plan.precision=bfloat16", "'bf16'"),
         ("plan.goal=cheapest", "'money'"),
         ("task.schedule.kind=linear_with_warmup", 'kind = "linear", warmup ='),
@@ -142,6 +145,9 @@ def test_each_option_that_is_told_is_one_of_some_verb() -> None:
         ("predict", "paceline export"),
         ("watch", "paceline dash"),  # 'bench'
         ("stop", "kill -TERM"),
+        ("advice", "paceline plan SPEC --explain"),  # 'dash'
+        ("explain", "paceline plan SPEC --explain"),  # 'export'
+        ("diff", "paceline compare"),
         ("pln", "did you mean 'plan'?"),
         ("tiny.toml", "paceline train tiny.toml"),
         ("train.py", "python train.py"),
@@ -160,8 +166,11 @@ def test_every_verb_that_is_answered_is_there() -> None:
 
 
 def test_every_answer_is_a_line_that_a_spec_takes() -> None:
+    """And so is what the page for those who come from another tool says."""
     checked = 0
-    for said in {*_OPTIONS.values(), *_VALUES.values()}:
+    page = (ROOT / "docs" / "guide" / "coming-from.md").read_text(encoding="utf-8").partition("```")[0]
+    assert page.count(" = ") > 25
+    for said in {*_OPTIONS.values(), *_VALUES.values(), *page.splitlines()}:
         for line in re.findall(r"(?:task|plan|cluster|run)\.[\w.]+ = (?:\{.*?\}|\[.*?\]|\"[^\"]*\"|[\w.-]+)", said):
             tomllib.loads(line)
             parse_spec("", "x.toml", [line.replace(" = ", "=", 1)])

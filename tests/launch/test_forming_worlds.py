@@ -69,7 +69,7 @@ def test_a_rank_that_dies_before_it_comes_costs_its_peers_neither_state_nor_proc
     found = [step["step"] for step in steps_of(run_dir)]
     assert found == list(range(1, len(found) + 1))
     replanned = [each["because"] for each in records_of(run_dir, "decision") if each["what"] == "replan"]
-    told = [because for because in replanned if because.startswith("3 device(s)")]
+    told = [because for because in replanned if because.startswith("for 3 devices")]
     assert len(told) == ranks - 2, "of the world that fell"
     assert len(records_of(run_dir, "run_started")) == 1, "by the rank that records, which stays"
 

@@ -40,7 +40,7 @@ def test_headline_has_the_look_of_the_product(text):
     assert re.search(r"/step (±|-\d+/\+)\d+%", price)
     fit, refused = len(planned.search.candidates), len(planned.search.refused)
     tried = tried_text(planned.contest)
-    assert f"best of {fit} that fit, {refused} refused{tried}: --explain" in price
+    assert f"best of {fit:,} that fit, {refused:,} refused{tried}: --explain" in price
     assert tried == f", {len(planned.contest.contenders) - 1} more worth a try"
 
 

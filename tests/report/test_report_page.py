@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import random
@@ -15,17 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, MissingExtra, StorageError
+from paceline.history.records import json_safe
 from paceline.observe.exports.tensorboard import TensorBoardWriter, export_tensorboard
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.report.charts import Band, Line, line_chart, stacked_bars
 from paceline.report.html import render_html
 from paceline.report.scale import linear_ticks, log_ticks, scale_for, ticks_of
-from paceline.report.sections import spec_toml
+from paceline.report.sections import decisions, spec_toml
 from paceline.report.style import CSS
-from paceline.report.summary import summarise
+from paceline.report.summary import Event, summarise
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import CheckpointRecord, DecisionRecord, StepRecord
 from paceline.spec.journal.record import now, read
+from paceline.spec.plan import PlanSpec
 
 VOID = {"meta", "br", "link", "img"}
 RUNS = [journals.complete, journals.resumed, journals.failed, journals.one_step]
@@ -171,6 +174,17 @@ def test_console_lines(tmp_path: Path) -> None:
     assert "memory -2.1%" in line and "energy +5%" in line
     assert report_lines(summarise(journals.failed(), "runs/x"))[-1] == "failed   the loss of step 41 is not a number"
     assert report_lines(summarise([], "runs/x")) == ["report   runs/x/report.html"]
+
+
+def test_a_plan_is_from_what_the_spec_asks_for(tmp_path: Path) -> None:
+    """All 32 options of [plan] stood there, nearly all of them 0 or "auto"; so did lists of the data that are empty."""
+    for asked, told in (({}, "auto"), ({"precision": "fp32", "tp": 2}, "tp 2, precision fp32")):
+        found = dataclasses.asdict(dataclasses.replace(PlanSpec(), **asked))
+        event = Event(1.0, 1, {"kind": "decision", "what": "plan", "from": json_safe(found), "to": "tp=2"})
+        assert f"<td>{told}</td>" in decisions([event])
+    journals.write(tmp_path, journals.complete())
+    page = render_html(build_report(tmp_path))
+    assert "cp_method gather" not in page and "data: notes" not in page
 
 
 def test_the_spec_reads_back_as_toml() -> None:

@@ -60,7 +60,7 @@ def fleet_of(lock: RunLock, server: socket.socket) -> Fleet:
 
 
 def no_plan(devices: int, *given: object, **more: object) -> NoReturn:
-    pytest.fail(f"{devices} device(s) have none")
+    pytest.fail(f"{devices} devices have none")
 
 
 @pytest.mark.parametrize(("limit", "said"), LIMITS)
@@ -81,7 +81,7 @@ def test_a_limit_ends_the_wait_for_nodes_that_were_lost(
     assert outcome.exit_code == 75
     fault, ended = list(read_journal(tmp_path))[-2:]
     assert fault["what"] == (error["what"] if error else fallen.called)
-    assert f"1 device(s) are left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
+    assert f"1 device left, and run.recovery.min_devices is 2, and {said} is reached" in fault["because"]
     assert (ended["status"], ended["exit_code"], ended["step"], ended["error"]) == ("requeue", 75, 7, None)
 
 
@@ -140,4 +140,4 @@ def test_a_time_limit_ends_the_wait_for_nodes_at_the_start(tmp_path: Path) -> No
     with take(tmp_path) as lock, socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(Requeue) as stopped:
             _gather(spec, fleet_of(lock, server), None)
-        assert stopped.value.because == "the time limit of 300 ms is reached while 1 node(s) are waited for"
+        assert stopped.value.because == "the time limit of 300 ms is reached while waiting for 1 node"

@@ -16,17 +16,29 @@ MISSING = {
 HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
 
 
-def bill_lines(bill: Bill) -> list[str]:
-    """Return the table and what stands under it."""
+HANGING = 11  # columns that the word of a note takes
+
+
+def table_of(bill: Bill) -> list[str]:
+    """Return the table in lines."""
     if not bill.rows:
         return ["nothing was spent in that time"]
     rows = [[bill.by, *HEADS], *(cells_of(row) for row in (*bill.rows, bill.total))]
+    if bill.by == "kind":  # each row is of one kind: how much of all of it is what is left to say
+        shown = len(HEADS) - len(KINDS) + 1
+        shares = [row.device_hours / (bill.total.device_hours or 1.0) for row in (*bill.rows, bill.total)]
+        of_all = ["share", *(f"{each:.1%}" for each in shares)]
+        rows = [[*row[:shown], share] for row, share in zip(rows, of_all, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     lines.insert(1, "-" * len(lines[0]))
     lines.insert(len(lines) - 1, "-" * len(lines[0]))
-    lines.append("")
-    return [*lines, *(f"{head:<10} {words}" for head, words in notes_of(bill))]
+    return lines
+
+
+def note_lines(bill: Bill) -> list[str]:
+    """Return what stands under the table in lines, an empty one first."""
+    return ["", *(f"{head:<{HANGING}}{words}" for head, words in notes_of(bill))] if bill.rows else []
 
 
 def notes_of(bill: Bill) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from paceline.backtest.schema import StepRow
 from paceline.backtest.score import ChoiceScore, Errors, Scored, TimeScore, null_seconds, timed
 from paceline.backtest.step_parts import Compared
 from paceline.errors import StorageError
+from paceline.units import plural
 
 NULL_TEXT = (
     "null: every row at the median MFU of its accelerator and precision over these rows, 3 x forward, attention whole"
@@ -41,7 +42,7 @@ def _indented(lines: Iterator[str]) -> list[str]:
 def _file_lines(score: FileScore) -> list[str]:
     reasons = [f"{count} {reason}" for reason, count in score.not_scored.items()]
     more = f" and {len(reasons) - MOST_REASONS} other reasons" if len(reasons) > MOST_REASONS else ""
-    lines = [f"{Path(score.file).name or score.file}: {score.rows} rows, {score.scored} scored"]
+    lines = [f"{Path(score.file).name or score.file}: {plural(score.rows, 'row')}, {score.scored:,} scored"]
     if reasons:
         lines.append(f"  not scored: {'; '.join(reasons[:MOST_REASONS])}{more}")
     if score.step_time:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.json.shapes import CHECK, COMPARE, CONVERT, LIST, SHOW
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 from paceline.cli.parser import whole
 from paceline.errors import ConfigError, StorageError
+from paceline.said import folded
 from paceline.session.verbs import checkpoints
 from paceline.units import format_bytes, plural
 
@@ -65,10 +66,10 @@ def _ls(options: argparse.Namespace) -> int:
     for one in listed:
         print(
             f"{one.path.name:<18} step {one.step:>8,}  {format_bytes(one.bytes):>10}  {one.created}  "
-            f"{one.ranks} rank{'s' if one.ranks > 1 else ''}  {one.layout}"
+            f"{plural(one.ranks, 'rank')}  {one.layout}"
         )
     for reason in skipped:
-        print(f"skipped  {reason}")
+        say_folded(f"skipped  {reason}")
     return 0
 
 
@@ -79,12 +80,14 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     one = found.listed
     print(f"path       {one.path}")
-    print(f"progress   step {one.step:,} · {found.position:,} samples · saved {one.created} as number {one.sequence}")
-    print(f"task       {found.task} · data {found.fingerprint}")
-    print(f"plan       {found.plan}")
-    print(f"versions   {', '.join(f'{name} {version}' for name, version in found.versions.items())}")
+    say_folded(
+        f"progress   step {one.step:,} · {found.position:,} samples · saved {one.created} as number {one.sequence}"
+    )
+    say_folded(f"task       {found.task} · data {found.fingerprint}")
+    say_folded(f"plan       {found.plan}")
+    say_folded(f"versions   {', '.join(f'{name} {version}' for name, version in found.versions.items())}")
     parts = " · ".join(f"{name} {format_bytes(size)}" for name, size in found.bytes_of.items())
-    print(f"holds      {len(found.tensors):,} tensors · {parts} · {format_bytes(one.bytes)} on disk")
+    say_folded(f"holds      {len(found.tensors):,} tensors · {parts} · {format_bytes(one.bytes)} on disk")
     if options.tensors:
         for name, kind in found.tensors.items():
             print(f"  {name}  {kind}")
@@ -99,11 +102,11 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         for path, each in found:
             if isinstance(each, StorageError):
-                print(f"damaged  {path.name}: {each.what}: {each.because}")
+                say_folded(f"damaged  {path.name}: {each.what}: {each.because}")
                 continue
             also = f", {len(each.unchecked)} have no fingerprint" if each.unchecked else ""
             size = format_bytes(each.manifest.total_bytes)
-            print(f"sound    {path.name}: {size}, values of {each.tensors - len(each.unchecked)} tensors{also}")
+            say_folded(f"sound    {path.name}: {size}, values of {each.tensors - len(each.unchecked)} tensors{also}")
     return code
 
 
@@ -123,18 +126,18 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         print(f"first    {first}\nsecond   {second}")
         for option in found.options:
-            print(f"option   {option}")
+            say_folded(f"option   {option}")
         for name in tensors.only_first[:SHOWN]:
             print(f"only in first   {name}")
         for name in tensors.only_second[:SHOWN]:
             print(f"only in second  {name}")
         for change in tensors.changed[:SHOWN]:
             far = f"{change.relative:.1e} apart" if change.relative is not None else change.why
-            print(f"differs  {change.name}  {far}")
+            say_folded(f"differs  {change.name}  {far}")
         told = min(SHOWN, len(tensors.changed))
         more = f", {len(tensors.changed) - told} more not shown" if len(tensors.changed) > told else ""
         alone = f"{len(tensors.only_first)} only in the first, {len(tensors.only_second)} only in the second"
-        print(f"tensors  {tensors.same} the same, {len(tensors.changed)} differ{more}, {alone}")
+        say_folded(f"tensors  {tensors.same} the same, {len(tensors.changed)} differ{more}, {alone}")
     return code
 
 
@@ -142,12 +145,12 @@ def _convert(options: argparse.Namespace) -> int:
     source, out = options.paths
     found = checkpoints.convert(source, out, options.to, options.step, options.prefix)
     if found.warning:
-        print(f"warning: {found.warning}", file=sys.stderr)
+        print(folded(f"warning: {found.warning}", sys.stderr), file=sys.stderr)
     if options.json:
         print_json(found, CONVERT)
         return 0
     size = sum(file.stat().st_size for file in found.files)
-    print(f"convert  {found.source} to {found.out} ({plural(len(found.files), 'file')}, {size:,} bytes)")
+    say_folded(f"convert  {found.source} to {found.out} ({plural(len(found.files), 'file')}, {size:,} bytes)")
     for name in found.left_out:
         print(f"left out {name}")
     return 0

@@ -26,6 +26,7 @@ from paceline.cli.parser import number, share, whole
 from paceline.cli.terminal.bar import Bar
 from paceline.errors import ConfigError
 from paceline.plan.explain.lines import wrap
+from paceline.units import plural
 
 if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
@@ -115,13 +116,15 @@ def _prepare(options: argparse.Namespace) -> int:
         print(f"prepared {done.folder} was there already, from the same data and by the same options")
     tokens = done.index.tokens("train") + done.index.tokens("validation")
     shards = sum(map(len, done.index.splits.values()))
-    print(f"prepared {done.folder}: {card['documents']:,} documents, {tokens:,} tokens in {shards:,} shards")
+    of_all = f"{plural(card['documents'], 'document')}, {plural(tokens, 'token')} in {plural(shards, 'shard')}"
+    print(f"prepared {done.folder}: {of_all}")
     for split in done.index.splits:
-        print(f"  {split:<12}{done.index.documents(split):,} documents, {done.index.tokens(split):,} tokens")
+        documents = plural(done.index.documents(split), "document")
+        print(f"  {split:<12}{documents}, {plural(done.index.tokens(split), 'token')}")
     if card["duplicates_removed"]:
-        print(f"  {card['duplicates_removed']:,} documents were as earlier ones, and are left out")
+        print(f"  left out, as they are like earlier ones: {plural(card['duplicates_removed'], 'document')}")
     if card["left_out"]:
-        print(f"  {card['left_out']:,} damaged documents are left out, the first: {card['left_out_first']}")
+        print(f"  left out: {plural(card['left_out'], 'damaged document')}, the first: {card['left_out_first']}")
     print(f'  read by      task.data.source = "{done.folder}" · fingerprint {done.index.fingerprint}')
     return 0
 
@@ -136,13 +139,12 @@ def _score(options: argparse.Namespace) -> int:
     if options.json:
         print_json(done, SCORE)
         return 0
-    print(
-        f"scored   {done.documents:,} documents by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}"
-    )
+    scored = plural(done.documents, "document")
+    print(f"scored   {scored} by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}")
     if done.core is not None:
         print(
-            f"  core set     {done.core.documents:,} documents · every other one is within {done.core.radius:.4g} of"
-            f" one of them, and within {done.core.radius_of_one:.4g} of the most central one"
+            f"  core set     {plural(done.core.documents, 'document')} · every other one is within"
+            f" {done.core.radius:.4g} of one of them, and within {done.core.radius_of_one:.4g} of the most central one"
         )
         print(f'  read it by   task.data.source = "{done.out}" · task.data.score_max = 1.0')
         return 0
@@ -161,7 +163,7 @@ def _copies(options: argparse.Namespace) -> int:
         print_json(done, COPIES)
         return 0
     print(
-        f"compared {done.documents:,} documents: {done.near:,} share at least 0.8 with an earlier one, of which"
+        f"compared {plural(done.documents, 'document')}: {done.near:,} share at least 0.8 with an earlier one, of which"
         f" {done.equal:,} seem equal to it: {done.out}"
     )
     print(f'  without them task.data.source = "{done.out}" · task.data.score_max = 0.8')

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from paceline.cli.json.shapes import DOCTOR
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 
 EXAMPLE = "paceline doctor"
 CODES = ()
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline doctor`."""
     from paceline.session.doctor.examine import examine
-    from paceline.session.doctor.finding import lines_of
+    from paceline.session.doctor.finding import HANGING, lines_of
 
     examination = examine(Path(options.runs))
     if options.json:
@@ -33,5 +33,6 @@ def execute(options: argparse.Namespace) -> int:
             finding["try"] = finding.pop("try_")
         print_json({"findings": findings}, DOCTOR, examination.exit_code)
     else:
-        print("\n".join(lines_of(examination)))
+        for line in lines_of(examination):
+            say_folded(line, HANGING)
     return examination.exit_code

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from paceline.cli.json.shapes import EXPORT
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 from paceline.cli.parser import step_or_best
 
 EXAMPLE = "paceline export runs/stdlib-code weights"
@@ -49,10 +49,10 @@ def execute(options: argparse.Namespace) -> int:
         }, EXPORT)  # fmt: skip
         return 0
     for reason in found.skipped:
-        print(f"skipped  {reason}")
+        say_folded(f"skipped  {reason}")
     loads = PEFT if found.format == "peft" else "by the module's own names"
     if any(file.name == "classes.json" for file in found.files):
         loads += "; classes.json says what its outputs are, docs/guide/predicting.md how to ask it"
     loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else loads
-    print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
+    say_folded(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

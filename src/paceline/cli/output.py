@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paceline.cli.json.shapes import FORMAT
-from paceline.said import folded
+from paceline.said import each_folded, folded
 from paceline.units import Amount
 
 Say = Callable[[str], None]
@@ -30,6 +30,11 @@ def say_to(json_wanted: bool) -> Say:
         print(folded(line, stream), file=stream, flush=True)
 
     return say
+
+
+def say_folded(line: str, hanging: int | None = None) -> None:
+    """Print a line for people on stdout, folded to its terminal; below its first line `hanging` columns are free."""
+    print(folded(line, sys.stdout, hanging))
 
 
 @contextlib.contextmanager
@@ -88,7 +93,8 @@ def paint(text: str, style: str, stream: TextIO) -> str:
 
 def print_error(message: str, word: str = "error") -> None:
     """Write how a command ended on stderr, for people."""
-    print(f"{paint(word + ':', 'red', sys.stderr)} {message}", file=sys.stderr, flush=True)
+    told = each_folded(f"{word}: {message}", sys.stderr).removeprefix(f"{word}:")
+    print(f"{paint(word + ':', 'red', sys.stderr)}{told}", file=sys.stderr, flush=True)
 
 
 def table_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:

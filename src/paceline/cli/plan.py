@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,14 +219,19 @@ def _headline(found: Planned) -> list[str]:
 
 
 def _compared(found: Comparison, spec: Spec) -> list[str]:
-    """Return clusters side by side as a table, and what it weighs."""
+    """Return clusters side by side as a table with each one's plan below it, and what the table weighs."""
     from paceline.plan.explain.compare_clusters import comparison_rows, stated_text
+    from paceline.plan.explain.lines import wrap
 
     stated = stated_text(spec.cluster) if {row.device for row in found.rows} - {spec.cluster.device} else ""
     counted = "failures counted in" if found.with_failures else "failures not counted"
     front = f"front: no other is better in all of {', '.join(found.front)}"
     best = f"* best by {spec.plan.goal}; {front}; {counted}"
-    return [*table_lines(comparison_rows(found)), best, *([f"note     {stated}"] if stated else [])]
+    rows = comparison_rows(found)
+    head, *lines = table_lines([row[:-1] for row in rows])
+    below = " " * (2 + max(len(row[0]) for row in rows))
+    each = [[line, *wrap(below, row[-1])] for line, row in zip(lines, rows[1:], strict=True)]
+    return [head, *itertools.chain(*each), best, *([f"note     {stated}"] if stated else [])]
 
 
 def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[str, object]]:

@@ -11,6 +11,7 @@ import argparse
 from paceline.cli.json.shapes import FORGET, PROBE
 from paceline.cli.output import print_json, say_to
 from paceline.cli.parser import whole
+from paceline.units import plural
 
 EXAMPLE = "paceline probe --devices 2"
 CODES = (74,)
@@ -51,5 +52,5 @@ def _forget(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"machine": machine, "runs": runs, "tasks": tasks}, FORGET)
     else:
-        print(f"forgot   {runs} finished run(s) and {tasks} measured task(s) on {machine}")
+        print(f"forgot   {plural(runs, 'finished run')} and {plural(tasks, 'measured task')} on {machine}")
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.json.shapes import TRAIN
 from paceline.cli.output import print_json, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, number, whole
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.spec.load import Spec
@@ -52,6 +53,9 @@ def execute(options: argparse.Namespace) -> int:
         from paceline.spec.load import load_spec
         from paceline.spec.run import with_faults
 
+    if options.spec is None and not options.overrides:
+        because = "without a SPEC and without --set it would be the task of all defaults, which takes hours"
+        raise ConfigError("nothing is named to train", because, "paceline train SPEC (docs/guide/spec-files.md)")
     short: list[str | Override] = []
     if options.run_dir is not None:
         short.append(Override("run.dir", toml(options.run_dir), "--run-dir"))

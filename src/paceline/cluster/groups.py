@@ -13,6 +13,7 @@ from paceline.config.document import KeyPath
 from paceline.config.values import toml_key
 from paceline.errors import ConfigError
 from paceline.spec.cluster import Cluster, ClusterSpec
+from paceline.units import plural
 
 SHARED = ("groups", "region", "carbon_g_per_kwh", "pue", "catalog")  # hold for the whole cluster
 
@@ -41,8 +42,9 @@ def resolve_groups(spec: ClusterSpec, probes: Path | None = None) -> tuple[Group
 def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
     """Return every group as a cluster of its own; ConfigError as `resolve_groups`."""
     if len(spec.groups) < 2:
-        raise ConfigError(f"cluster.groups has {len(spec.groups)} group(s)", "different devices are two kinds at least",
-                          "device and devices in [cluster] for one kind")  # fmt: skip
+        what = f"cluster.groups has {plural(len(spec.groups), 'group')}"
+        fix = "device and devices in [cluster] for one kind"
+        raise ConfigError(what, "different devices are two kinds at least", fix)
     stated = ClusterSpec()
     if (spec.device, spec.devices) != (stated.device, stated.devices):
         raise ConfigError("cluster.device or cluster.devices beside cluster.groups", "groups state their own devices",

@@ -46,6 +46,7 @@ from paceline.spec.cluster import (
     GroupRates,
     Link,
 )
+from paceline.units import plural
 
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord, TimedBlock
@@ -92,8 +93,9 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
     here = _per_node(spec, devices)
     threads = threads_per_device(host.cores, here)
     if here > host.cores:
-        remarks.append(f"{here} CPU devices share {host.cores} core(s): they will take turns")
-    memory = Figure(host.memory_bytes // here, "measured", f"this machine's usable memory over {here} device(s)")
+        remarks.append(f"{here} CPU devices share {plural(host.cores, 'core')}: they will take turns")
+    source = f"this machine's usable memory over {plural(here, 'device')}"
+    memory = Figure(host.memory_bytes // here, "measured", source)
     cluster = Cluster(
         device=assumed_cpu(host.processor, threads, memory, min(1.0, host.cores / here)),
         devices=devices,
@@ -117,8 +119,8 @@ def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks:
     here = _per_node(spec, devices)
     if here > len(gpus):
         raise ConfigError(
-            f"cluster.devices = {devices} on a machine with {len(gpus)} GPU(s)",
-            f"the driver shows this process {len(gpus)} GPU(s) named {gpus[0].name}",
+            f"cluster.devices = {devices} on a machine with {plural(len(gpus), 'GPU')}",
+            f"the driver shows this process {plural(len(gpus), 'GPU')} named {gpus[0].name}",
             f"devices = {len(gpus)}, devices_per_node = {len(gpus)} for several machines like this one, or a catalog"
             " name as cluster.device to plan for another machine",
         )

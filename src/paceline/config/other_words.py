@@ -27,6 +27,9 @@ _OPTIONS: dict[str, str] = {
         ("lrscheduler lrschedulertype scheduler", 'task.schedule.kind = "cosine"'),
         ("warmup warmupsteps warmupratio", 'task.schedule.warmup = "100 steps"'),
         ("wd decay", "task.optimizer.weight_decay = 0.1"),
+        ("betas adambetas beta", "task.optimizer.beta1 = 0.9 and task.optimizer.beta2 = 0.95"),
+        ("numexperts numlocalexperts nroutedexperts moenumexperts", "task.model.experts = 8"),
+        ("numexpertspertok expertspertoken moetopk moeroutertopk", "task.model.top_k = 2"),
         ("classweights classweight posweight", 'task.objective = "my_loss:weighted", a function of your own'),
         ("maxgradnorm gradclip gradientclipping gradientclipval clipgradnorm", "task.optimizer.clip_norm = 1.0"),
         ("optim", 'task.optimizer.name = "adamw"'),
@@ -38,13 +41,14 @@ _OPTIONS: dict[str, str] = {
         ("torchcompile", "plan.compile = true"),
         ("gpus gpu numgpus ngpus nprocpernode numprocesses worldsize ndevices", "cluster.devices = 8"),
         ("accelerator", 'cluster.device = "h100-sxm"'),
-        ("zerostage deepspeed fsdp shardingstrategy", "plan.dp_shard = 8 with plan.zero = 3"),
+        ("zerostage deepspeed fsdp shardingstrategy dataparallelsharddegree", "plan.dp_shard = 8 with plan.zero = 3"),
         ("nosync syncgradients requiresgradientsync", 'plan.gradients = "whole"'),
-        ("ddp", "plan.dp_replicate = 8"),
-        ("tensorparallel tensorparallelsize tpsize tensormodelparallelsize", "plan.tp = 2"),
-        ("pipelineparallel pipelineparallelsize ppsize pipelinemodelparallelsize", "plan.pp = 2"),
-        ("contextparallel contextparallelsize cpsize sequenceparallel", "plan.cp = 2"),
-        ("expertparallel expertparallelsize epsize", "plan.ep = 2"),
+        ("ddp dp dataparallel dataparallelsize dataparallelreplicatedegree", "plan.dp_replicate = 8"),
+        ("tensor tensorparallel tensorparallelsize tpsize tensormodelparallelsize tensorparalleldegree", "plan.tp = 2"),
+        ("pipeline pipelineparallel pipelineparallelsize ppsize pipelinemodelparallelsize pipelineparalleldegree",
+         "plan.pp = 2"),
+        ("context contextparallel contextparallelsize cpsize sequenceparallel contextparalleldegree", "plan.cp = 2"),
+        ("expert expertparallel expertparallelsize epsize expertparalleldegree", "plan.ep = 2"),
         ("outputdir outdir logdir savedir rundir workdir", 'run.dir = "runs/mine"'),
         ("savesteps saveevery saveinterval checkpointinterval", 'run.checkpoint_every = "100 steps"'),
         ("evalsteps evalevery evalinterval evaluationstrategy evalstrategy", 'run.evaluate_every = "50 steps"'),
@@ -71,6 +75,7 @@ _IN_TABLE: dict[str, tuple[str, str]] = {
     option_word: (option, said)
     for words, option, said in (
         ("params parameters paramnames module modules layers pattern patterns", "match", 'match = ["encoder.*"]'),
+        ("kind type class", "name", "did you mean 'name'?"),
         ("lr learningrate lrmult lrmultiplier lrfactor", "lr_scale", "lr_scale = 0.1, a factor of task.optimizer.lr"),
     )
     for option_word in words.split()
@@ -127,6 +132,9 @@ _VERBS: dict[str, str] = {
         ("inspect tokenize tokenise prepare", "paceline data inspect SOURCE, or paceline data prepare SOURCE OUT"),
         ("profile", "paceline trace RUN, of a job that runs"),
         ("cost price estimate memory forecast lint", "paceline plan SPEC"),
+        ("explain why advice advise recommend suggest breakdown", "paceline plan SPEC --explain"),
+        ("diff", "paceline compare RUN RUN, or paceline checkpoint diff PATH PATH"),
+        ("money invoice budget spent", "paceline bill RUNS"),
         ("prove", "paceline verify SPEC"),
         ("env info version devices", "paceline doctor"),
     )

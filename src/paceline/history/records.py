@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.history.rates import UNKNOWN_ITEMS, ForecastItems, forecast_items, rated
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady
@@ -119,6 +120,7 @@ def row_of(record: StepRecord, attempt: int, step: float) -> list[float]:
 def gather(lines: Iterable[Mapping[str, object]]) -> Records:
     """Return the lines of a journal sorted for a report, in one pass over them; unknown kinds are not shown."""
     starts: dict[int, RunStarted] = {}
+    items: dict[int, ForecastItems] = {}
     others: list[Record] = []
     spans: dict[int, tuple[float, float]] = {}
     rows = array("d")
@@ -132,9 +134,11 @@ def gather(lines: Iterable[Mapping[str, object]]) -> Records:
             spans[attempt] = (min(first, moment), max(last, moment))
         if moment is not None and line.get("time") != moment:
             line = at_moment(line, moment)
+        if line.get("kind") == StepRecord.KIND:
+            line = rated(line, items.get(attempt, UNKNOWN_ITEMS))
         record = parse({**line, "time": moment, "attempt": attempt})
         if isinstance(record, RunStarted):
-            starts[attempt] = record
+            starts[attempt], items[attempt] = record, forecast_items(record)
         elif isinstance(record, StepRecord):
             if record.step is not None:
                 rows.extend(row_of(record, attempt, record.step))

@@ -66,7 +66,7 @@ class Choice:
         best = SUPERLATIVES.get(goal, f"best by {goal}")
         fit, refused = len(self.search.candidates), len(self.search.refused)
         kept = f"; {self.search.kept_because}" if self.search.kept_because else ""
-        return f"{best} of {fit} that fit, {refused} refused{kept}; {self.search.precision_because}"
+        return f"{best} of {fit:,} that fit, {refused:,} refused{kept}; {self.search.precision_because}"
 
     @property
     def prepared(self) -> Prepared:

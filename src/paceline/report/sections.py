@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 
 from paceline.config.values import toml, toml_key
-from paceline.history.records import number, table
+from paceline.history.records import json_safe, number, table
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.drawn.markup import difference, esc, known, listing, note_html, pill, shown, table_html, tag
 from paceline.report.format import figure, quantities, utc
 from paceline.report.summary import Event, Summary
+from paceline.spec.journal.records.decided import PLAN
+from paceline.spec.plan import PlanSpec
 from paceline.units import format_bytes, format_count, format_loss, format_rate, format_seconds
 
+UNSET = json_safe(dataclasses.asdict(PlanSpec()))  # `[plan]` of a spec that leaves all to the planner
 VERDICTS = {
     "inside": ("good", "kept"),
     "below": ("good", "kept, below"),
@@ -100,13 +104,21 @@ def decisions(events: Sequence[Event]) -> str:
         (
             esc(utc(event.time).removesuffix(" UTC")),
             esc(shown(event.fields.get("what"))),
-            esc(shown(event.fields.get("from")) or "–"),
+            esc(shown(_asked(event.fields)) or "–"),
             esc(shown(event.fields.get("to")) or "–"),
             esc(shown(event.fields.get("because"))) + note_html(shown(event.fields.get("evidence"))),
         )
         for event in events
     ]
     return table_html(("time (UTC)", "what", "from", "to", "because"), rows)
+
+
+def _asked(fields: Mapping[str, object]) -> object:
+    """Return what a decision is from; of a plan's the options that the spec sets, "auto" where it sets none."""
+    found = fields.get("from")
+    if fields.get("what") != PLAN or not isinstance(found, dict):
+        return found
+    return {name: value for name, value in found.items() if name not in UNSET or value != UNSET[name]} or "auto"
 
 
 def moved(found: Mapping[str, object] | None) -> str:
@@ -254,7 +266,7 @@ def spec_toml(spec: Mapping[str, object], prefix: str = "") -> str:
 def reproduce(summary: Summary) -> str:
     """Return how to make the run again: the command, the versions, the seed, the data and the whole spec."""
     found = summary.reproduce
-    data = {key: value for key, value in found.data.items() if value not in (None, "")}
+    data = {key: value for key, value in found.data.items() if value not in (None, "", [], {})}
     parameters = f"{format_count(found.parameters)} ({found.parameters:,.0f})" if found.parameters else ""
     rows = [
         ("seed", "" if found.seed is None else str(found.seed)),

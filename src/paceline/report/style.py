@@ -31,6 +31,7 @@ p{margin:.4rem 0;max-width:44rem}
 .card{border:1px solid var(--line);border-radius:.6rem;padding:.75rem .85rem;background:var(--panel)}
 .card .top{color:var(--soft);font-size:.86rem}
 .card .big{font-size:1.45rem;font-weight:600;letter-spacing:-.015em;line-height:1.3;margin:.25rem 0 .1rem}
+td .pill{white-space:normal}
 .card .pill{margin:.1rem 0 .35rem}
 .card .small{color:var(--soft);font-size:.82rem;line-height:1.4}
 .alert{border-left:4px solid var(--bad);background:var(--bad-bg);border-radius:.3rem;padding:.8rem 1rem;margin:1.2rem 0}

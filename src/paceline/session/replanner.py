@@ -23,7 +23,7 @@ from paceline.supervise.again.elastic import Replanned
 from paceline.supervise.groups import Process, kill_group
 from paceline.supervise.supervisor import starter
 from paceline.supervise.told.brief import Brief
-from paceline.units import format_durations
+from paceline.units import format_durations, plural
 from paceline.verify.process.group import cold_words
 
 Say = Callable[[str], None]
@@ -78,7 +78,7 @@ class Replanner:
             "proof": proven.record.text if proven.record else "none",
         }
         takes, took = format_durations(after, before)
-        because = f"{devices} device(s) are there; a step takes {takes} by forecast, where it took {took}"
+        because = f"for {plural(devices, 'device')}: a step takes {takes} by forecast, where it took {took}"
         because += "; the layout that the spec asks for needs another number" if is_relaxed else ""
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
         # Of the world that follows, and no part of what its first rank says of its start.

@@ -34,6 +34,7 @@ from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent, ends_by, name_process
 from paceline.supervise.signals import STOP_SIGNALS
 from paceline.supervise.standby import PROOF, SCRIPT, WORKER
+from paceline.units import plural
 
 
 def main() -> int:
@@ -89,7 +90,7 @@ def prepare(kind: str) -> str:
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
     if threads > 1:
-        return f"{threads - 1} thread(s) run in the process that has imported torch, and a fork would lose them"
+        return f"the process that has imported torch has {plural(threads - 1, 'more thread')}, which a fork would lose"
     if torch.cuda.is_initialized():
         return "importing torch has used CUDA, and a fork could not use it again"
     return ""

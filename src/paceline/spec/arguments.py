@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.declared import declared_table, from_file, told_at_caller
+from paceline.config.other_words import option_meant
 from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError
@@ -140,11 +141,11 @@ def plan_spec(text: str) -> PlanSpec:
         name, _, value = (piece.strip() for piece in part.partition("="))
         name = shorthands.get(name, name)
         if name not in known or not value:
-            raise ConfigError(
-                f"plan = '{text}' is not a plan",
-                f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
-                '"auto", or for example "dp_shard=2, precision=bf16"',
-            )
+            because, fix = f"there is no '{name}' in a plan", option_meant(name, known)
+            if not name or not value:
+                because = f"'{part.strip()}' is not of the form name=value"
+                fix = '"auto", or for example "dp_shard=2, precision=bf16"'
+            raise ConfigError(f"plan = '{text}' is not a plan", because, fix)
         if name in found:
             raise ConfigError(f"plan = '{text}' is not a plan", f"it has {name} twice", "name each once")
         found[name] = _read(value, known[name])

@@ -11,6 +11,7 @@ from paceline.config.fields import HeldWord, option
 from paceline.errors import ConfigError
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
+from paceline.units import plural
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to what keeps least
@@ -314,7 +315,7 @@ def rows_refusal(plan: Plan) -> str | None:
     if not plan.rows:
         return None
     if len(plan.rows) != degree:
-        return f"rows = {counts_text(plan.rows)} are those of {len(plan.rows)} data rank(s), and {degree} read"
+        return f"rows = {counts_text(plan.rows)} are those of {plural(len(plan.rows), 'data rank')}, and {degree} read"
     if sum(plan.rows) != plan.batch_samples or min(plan.rows) < 0:
         return f"rows = {counts_text(plan.rows)} are {sum(plan.rows)} of a global batch of {plan.batch_samples} samples"
     return None

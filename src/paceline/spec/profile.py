@@ -15,6 +15,9 @@ from functools import cached_property
 ROUTING_MOVES = 5
 
 
+TRY = "; try "  # in the reason why an axis is closed: what opens the axis stands behind it
+
+
 @dataclass(frozen=True)
 class BlockProfile:
     """One block of the chain.

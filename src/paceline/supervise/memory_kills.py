@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.units import plural
+
 ROOT = Path("/sys/fs/cgroup")
 USUAL = "out of memory is the usual reason for SIGKILL"
 
@@ -29,5 +31,6 @@ def why_killed(before: int | None) -> str:
     if before is None or now is None:
         return USUAL
     if now > before:
-        return f"out of memory: the kernel has killed {now - before} process(es) of this run's control group for it"
+        killed = plural(now - before, "process")
+        return f"out of memory: the kernel has killed {killed} of this run's control group for it"
     return f"{USUAL}, but the kernel has counted no such kill in this run's control group: somebody may have sent it"

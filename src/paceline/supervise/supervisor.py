@@ -20,6 +20,7 @@ from paceline.cluster.here.waiting import waiting
 from paceline.errors import PacelineError, Requeue, of_rank
 from paceline.lock import RunLock
 from paceline.patience import Patience
+from paceline.said import each_folded
 from paceline.scratch import Scratch
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.blame import Outcome, leave_error, outcome_of
@@ -32,6 +33,7 @@ from paceline.supervise.pulses.standstill import Standstill
 from paceline.supervise.pulses.watch import PulseWatch, WorldWatch
 from paceline.supervise.signals import ForwardingFlag, forward_signals
 from paceline.supervise.told.place import FILE, RENDEZVOUS
+from paceline.units import plural
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
@@ -126,7 +128,7 @@ def _supervised(
             if flag.because:
                 return Outcome(Requeue.exit_code), flag
             if not crew.is_over:
-                because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
+                because = f"after {limit_seconds:.0f} s {plural(ranks, 'process')} had to be killed"
                 took = PacelineError("it took too long", because, "try on an idle machine")
                 return Outcome(1, took.as_dict()), flag
             return outcome_of(crew.ended(), crew.killed, Path(folder), kills), flag
@@ -151,7 +153,7 @@ def explain(outcome: Outcome) -> None:
     """Print the error of a group of processes to stderr, if there is one."""
     if outcome.error is not None:
         print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
-        print(f"error: {_as_error(outcome.error)}", file=sys.stderr)
+        print(each_folded(f"error: {_as_error(outcome.error)}", sys.stderr), file=sys.stderr)
 
 
 def _as_error(details: Mapping[str, object]) -> PacelineError:

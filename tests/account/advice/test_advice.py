@@ -70,7 +70,7 @@ def test_what_the_verdict_says_to_try_is_not_said_twice() -> None:
     verdict, advice = (next(line for line in report_lines(summary) if line.startswith(word))
                        for word in ("verdict", "advice"))  # fmt: skip
     assert summary.bound and f"try: {summary.bound.advice}" in verdict
-    assert "the verdict's remedy (saves" in advice and "try: " not in advice
+    assert "try what the verdict says (saves" in advice and "try: " not in advice
     assert summary.bound.advice in render_html(summary), "the page has it beside the advice"
 
 

@@ -86,7 +86,7 @@ def test_who_has_been_given_cores_keeps_them() -> None:
 def test_threads_that_were_asked_for_in_vain_are_told() -> None:
     """torchrun sets the variable for everybody, so under it nobody has asked."""
     said = threads_not_heeded(2, {"OMP_NUM_THREADS": "8"})
-    assert "OMP_NUM_THREADS = 8 is not heeded" in said and "2 thread(s)" in said
+    assert "OMP_NUM_THREADS = 8 is not heeded" in said and "2 threads" in said
     for heeded in ({}, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": ""},
                    {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}):  # fmt: skip
         assert threads_not_heeded(2, heeded) == ""

@@ -164,6 +164,28 @@ def test_the_command_tells_it_for_people_and_machines(tmp_path: Path) -> None:
     assert in_process("compare", paths[0]).returncode == 2
 
 
+def test_the_page_tells_differences_in_their_units(tmp_path: Path) -> None:
+    """It said "peak bytes +4.739e+06" and "step seconds +0.05745"."""
+    found = compare_runs([run(tmp_path, "a", 1), run(tmp_path, "b", 2, slower=1.2)])
+    page, speed = compare_html(found), figure(found, "step seconds")
+    assert f"<td>{speed.called}</td>" in page and speed.called == "step time"
+    assert speed.difference_text in page and speed.difference_text.endswith("s") and speed.noise_text in page
+    assert "step seconds<" not in page and "peak bytes<" not in page
+
+
+def test_what_differs_keeps_to_a_hundred_columns(tmp_path: Path) -> None:
+    """The whole command, say: two long values beside a long name took 120."""
+    for name, word in (("a", "first"), ("b", "other")):
+        path = run(tmp_path, name, 1) / "journal" / "0001.jsonl"
+        first, rest = path.read_text().split("\n", 1)
+        begun = json.loads(first)
+        begun["spec"]["task"]["data"] = {"source_of_the_documents_that_are_read": f"{word}/{'folder/' * 9}"}
+        path.write_text(f"{json.dumps(begun)}\n{rest}")
+    lines = compare_lines(compare_runs([tmp_path / "a", tmp_path / "b"]))
+    [told] = [line for line in lines if "documents" in line]
+    assert len(told) <= 100 and "first/folder" in told and "other/folder" in told and told.count("…") == 2
+
+
 def test_twenty_runs_on_one_page_and_no_word_of_theirs_is_code(tmp_path: Path) -> None:
     paths = [run(tmp_path, f"run-{index}", index, steps=40, lr=index) for index in range(19)]
     evil = run(tmp_path, "<img src=x onerror=alert(1)>", 3, steps=40)

@@ -82,7 +82,7 @@ def test_differences_name_what_is_not_the_same() -> None:
         text = difference(best, other)
         for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"):
             mine, theirs = getattr(best.layout, axis), getattr(other.layout, axis)
-            assert (f"{axis}={theirs} for {mine}" in text) == (mine != theirs)
+            assert (f"{axis} {mine}→{theirs}" in text) == (mine != theirs)
         assert text != "the same plan"
 
 

@@ -104,6 +104,8 @@ def test_the_command_compares_and_draws(words: list[str], tmp_path: Path, capsys
     assert main(["plan", *sets, *table]) == 0
     printed = capsys.readouterr().out
     assert printed.count(" x h100-sxm") == 2 and "* best by time" in printed and "front" in printed
+    assert all(len(line) <= 100 for line in printed.splitlines()), "plans made lines of 165 columns"
+    assert printed.count("micro-batch") == 4 and " unknown " in printed and "carbon unknown" not in printed
     drawn = ElementTree.fromstring(picture.read_text())
     assert len(drawn.findall("{*}circle")) == 5, "four clusters and a ring"
     assert main(["plan", *sets, *table[:4], "--deadline", "10000 d", "--budget", "1e7", "--json"]) == 0

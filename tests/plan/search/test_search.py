@@ -134,7 +134,7 @@ def test_more_devices_than_samples():
 def test_a_micro_batch_larger_than_the_part_is_refused():
     with pytest.raises(DoesNotFit) as error:
         found(micro_batch=17)
-    assert "16 sample(s) at most" in error.value.because
+    assert "16 samples at most" in error.value.because
 
 
 def test_batch_statistics_leave_one_device_and_one_micro_batch():

@@ -44,7 +44,7 @@ def advice_line(advice: CostAdvice, said: str = "") -> str:
     usd, carbon = advice.amounts.get("usd"), advice.amounts.get("carbon_kg")
     amount = f", ${format_count(usd)}" if usd else f", {carbon:.3g} kg CO2e" if carbon and advice.of == "carbon" else ""
     what = "of the carbon" if advice.of == "carbon" else "of the cost"
-    fix = "the verdict's remedy" if advice.try_ == said else f"try: {advice.try_}"
+    fix = "try what the verdict says" if advice.try_ == said else f"try: {advice.try_}"
     return f"{advice.text}; {fix} (saves {advice.saves:.0%} {what}{amount}; {advice.sure})"
 
 

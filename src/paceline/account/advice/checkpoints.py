@@ -11,7 +11,7 @@ from paceline.history.records import number
 from paceline.simulate.interval import daly_interval
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord, RunEnded
 from paceline.spec.journal.record import plain_mean
-from paceline.units import format_seconds
+from paceline.units import format_seconds, plural
 
 APART = 1.5  # times too long or too short, from which on an interval is worth a word
 FAULTLESS = 1.6  # -ln 0.2: four runs out of five without a fault in T have more than T / 1.6 between them
@@ -34,7 +34,7 @@ def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
     if not step or not every or 1 / APART < best / every < APART or (not faults and best < every):
         return None
     saved = _overhead(every, stall, between) - _overhead(best, stall, between)
-    seen = f"{faults} fault(s) in {format_seconds(exposed)}" if faults else f"no fault in {format_seconds(exposed)}"
+    seen = f"{plural(faults, 'fault') if faults else 'no fault'} in {format_seconds(exposed)}"
     text = f"checkpoints come every {format_seconds(every)}, too {'often' if best > every else 'rarely'}"
     because = f"a save costs {format_seconds(stall)}, and there was {seen}; Daly's interval is {format_seconds(best)}"
     value = f'run.checkpoint_every = "{max(1, round(best / step))} steps"'

@@ -14,7 +14,7 @@ import datetime
 from pathlib import Path
 
 from paceline.cli.json.shapes import ALERTS, ALERTS_RULES, ALERTS_SILENCE, ALERTS_TEST
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 from paceline.errors import ConfigError
 from paceline.spec.watch.alerts import RULES
 from paceline.units import parse_seconds
@@ -23,6 +23,8 @@ EXAMPLE = "paceline alerts test spec.toml\npaceline alerts list runs"
 EXAMPLE_NEEDS = "a spec of your own"
 CODES = (74,)
 ACTIONS = ("test", "list", "silence", "rules")
+HANGING = 13  # columns that a sink's name takes, and that are free below an alert's first line
+RULE_COLUMNS = 26  # that a rule's name and severity take
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +56,11 @@ def _test(options: argparse.Namespace) -> int:
         print_json(tried, ALERTS_TEST)
         return tried.exit_code
     if not tried.sinks:
-        print("no sink: run.alerts.sinks is empty, and alerts go to the terminal and the journal")
+        say_folded("no sink: run.alerts.sinks is empty, and alerts go to the terminal and the journal")
     for sink in tried.sinks:
-        print(f"{sink.name:<12} {'took the message' if sink.sent else f'took none: {sink.because}'}")
+        say_folded(f"{sink.name:<12} {'took the message' if sink.sent else f'took none: {sink.because}'}", HANGING)
     for record in tried.replayed:
-        print(f"journal      {_day(record.time)}  {line_of_alert(record)}")
+        say_folded(f"journal      {_day(record.time)}  {line_of_alert(record)}", HANGING)
     return tried.exit_code
 
 
@@ -72,7 +74,8 @@ def _list(options: argparse.Namespace) -> int:
         print_json({"alerts": [{"run": each.run, **vars(each.alert)} for each in found], "firing": firing}, ALERTS)
         return 0
     for each in found:
-        print(f"{_day(each.alert.time)}  {each.run:<16} {each.alert.rule:<14} {line_of_alert(each.alert)}")
+        told = f"{each.run:<16} {each.alert.rule:<14} {line_of_alert(each.alert)}"
+        say_folded(f"{_day(each.alert.time)}  {told}", HANGING)
     print(f"{len(found)} on record, {firing} firing")
     return 0
 
@@ -95,7 +98,7 @@ def _rules(options: argparse.Namespace) -> int:
         print_json({"rules": rules}, ALERTS_RULES)
         return 0
     for rule in rules:
-        print(f"{rule['rule']:<14} {rule['severity']:<9} {rule['fires']}")
+        say_folded(f"{rule['rule']:<15} {rule['severity']:<9} {rule['fires']}", RULE_COLUMNS)
     return 0
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from paceline.cli.json.shapes import BILL
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 
 EXAMPLE = "paceline bill runs\npaceline bill runs --by day --since 2026-11-01 --csv > november.csv"
 CODES = (74,)
@@ -39,7 +39,7 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.account.bill import bill_csv, make_bill
     from paceline.account.days import day_of
     from paceline.account.prices import read_prices
-    from paceline.account.texts import bill_lines
+    from paceline.account.texts import HANGING, note_lines, table_of
     from paceline.observe.dash.bill_page import bill_page
     from paceline.observe.dash.export import write_page
     from paceline.report.format import utc
@@ -60,5 +60,7 @@ def execute(options: argparse.Namespace) -> int:
     elif options.csv:
         print(bill_csv(bill), end="")
     else:
-        print("\n".join(bill_lines(bill)))
+        print("\n".join(table_of(bill)))
+        for line in note_lines(bill):
+            say_folded(line, HANGING)
     return 0

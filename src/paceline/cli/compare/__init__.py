@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from paceline.cli.json.shapes import COMPARED_RUNS
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 
 EXAMPLE = "paceline compare runs/a runs/b\npaceline compare runs/a runs/b --json"
 EXAMPLE_NEEDS = "two runs"
@@ -25,11 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline compare`."""
     from paceline.observe.compare.runs import compare_runs
-    from paceline.observe.compare.texts import compare_lines
+    from paceline.observe.compare.texts import HANGING, compare_lines
 
     found = compare_runs(options.runs)
     if options.json:
         print_json(found, COMPARED_RUNS)
     else:
-        print("\n".join(compare_lines(found)))
+        for line in compare_lines(found):
+            say_folded(line, HANGING)
     return 0

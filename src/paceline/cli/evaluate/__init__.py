@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from paceline.cli.json.shapes import EVALUATE
-from paceline.cli.output import print_json
+from paceline.cli.output import print_json, say_folded
 from paceline.cli.parser import step_or_best, whole
 from paceline.units import format_seconds
 
@@ -47,10 +47,10 @@ def execute(options: argparse.Namespace) -> int:
         }, EVALUATE)  # fmt: skip
         return 0
     for reason in found.skipped:
-        print(f"skipped  {reason}")
+        say_folded(f"skipped  {reason}")
     part = "all" if found.samples == found.of_samples else f"{found.samples:,} of"
     what, took = found.source or "what the run held out", format_seconds(found.seconds)
-    print(f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({took})")
+    say_folded(f"evaluate step {found.step:,} on {part} {found.of_samples:,} samples of {what} ({took})")
     for name, value in {"loss": found.loss, **found.metrics}.items():
         print(f"  {name:<14}{value:.6g}")
     return 0

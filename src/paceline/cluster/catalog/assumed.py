@@ -57,7 +57,7 @@ def assumed_cpu(name: str, threads: int, memory_bytes: Figure, core_share: float
     `core_share` is the part of a core that each has while all devices compute: rates are those of what it has.
     """
     cores, launch = threads * core_share, CPU_LAUNCH_SECONDS
-    shared = "" if core_share == 1 else f" on {cores:.3g} core(s)"
+    shared = "" if core_share == 1 else f" on {cores:.3g} core{'' if cores == 1 else 's'}"
     note = f"{threads} threads{shared}; not probed: `paceline probe` measures it"
     return Device(
         name=name,

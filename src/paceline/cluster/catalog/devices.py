@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 
 from paceline.cluster.catalog.assumed import (
     CUDA_LAUNCH_SECONDS,
@@ -36,13 +38,27 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Accelerator:
     """
     entries = (catalog or load_catalog()).accelerators
     if name not in entries:
-        family = [known for known in entries if known.startswith(name.lower())]
+        family = _of_one_chip(name, entries)
         raise ConfigError(
             f"cluster.device = '{name}' is not in the catalog",
             "a device is 'auto', 'cpu', 'cuda' or a name of the catalog",
             " or ".join(family) or choice_meant(name, ["auto", "cpu", "cuda", *entries]),
         )
     return entries[name]
+
+
+def _of_one_chip(name: str, entries: Iterable[str]) -> list[str]:
+    """Return the entries of the chip that a name begins with or holds: of "H100-SXM5-80GB" those of the H100.
+
+    Those that share most of its other words stand alone.
+    """
+    if family := [known for known in entries if known.startswith(name.lower())]:
+        return family
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    chips = {word for word in words if re.search(r"\d", word)}
+    found = [known for known in entries if known.partition("-")[0] in chips]
+    shared = {known: sum(any(word.startswith(part) for word in words) for part in known.split("-")) for known in found}
+    return [known for known in found if shared[known] == max(shared.values())]
 
 
 def find_node(entry: Accelerator, name: str, catalog: Catalog | None = None) -> NodeType:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.units import plural
+
 NODES = Path("/sys/devices/system/node")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 THREADS_VARIABLE, TORCHRUN = "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"
@@ -75,8 +77,8 @@ def threads_not_heeded(threads: int, environ: Mapping[str, str]) -> str:
     if asked in ("", str(threads)) or TORCHRUN in environ:
         return ""
     return (
-        f"{THREADS_VARIABLE} = {asked} is not heeded: each device computes on {threads} thread(s), its share of the "
-        "cores that this process may use; `taskset --cpu-list 0-3 paceline ...` says which these are"
+        f"{THREADS_VARIABLE} = {asked} is not heeded: each device computes on {plural(threads, 'thread')}, its share "
+        "of the cores that this process may use; `taskset --cpu-list 0-3 paceline ...` says which these are"
     )
 
 

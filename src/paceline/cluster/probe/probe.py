@@ -40,7 +40,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
 from paceline.scratch import Scratch
-from paceline.units import format_bytes, format_rate, format_seconds
+from paceline.units import format_bytes, format_rate, format_seconds, plural
 
 TRIAL_SECONDS = 1.0  # a budget below is for trying the probe out
 BUSY_SHARE = 3  # of its time that a probe takes on a busy machine, whose figures will not count for long: a third
@@ -65,8 +65,10 @@ def probe_machine(
         raise ConfigError(f"cannot probe '{kind}'", "a probe measures this machine's 'cpu' or 'cuda'", "--kind cpu")
     devices = devices or (len(visible_gpus()) if kind == "cuda" else 1)
     if kind == "cuda" and (not devices or devices > len(visible_gpus()) or torch_without_cuda()):
-        seen = "this torch is a CPU-only build" if torch_without_cuda() else f"{len(visible_gpus())} GPU(s) are visible"
-        raise ConfigError(f"cannot probe {devices or 'any'} CUDA device(s)", seen, "probe 'cpu', or fewer devices")
+        gpus = plural(len(visible_gpus()), "GPU")
+        seen = "this torch is a CPU-only build" if torch_without_cuda() else f"{gpus} can be seen"
+        wanted = plural(devices, "CUDA device") if devices else "any CUDA device"
+        raise ConfigError(f"cannot probe {wanted}", seen, "probe 'cpu', or fewer devices")
     threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
     busy = look_around()
     if busy:

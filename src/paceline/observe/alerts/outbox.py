@@ -10,6 +10,7 @@ from paceline.errors import PacelineError
 from paceline.observe.alerts.message import AlertMessage
 from paceline.observe.alerts.sinks.make import NamedSink
 from paceline.patience import Patience
+from paceline.units import plural
 
 MOST_WAITING = 100  # messages for one sink; beyond it the oldest is dropped
 RETRY_SECONDS = (1.0, 5.0, 30.0)  # before each further try
@@ -64,7 +65,8 @@ class _SinkQueue:
             while (self._messages or self._is_busy) and not patience.is_over:
                 self._changed.wait(0.05)
             if self._messages or self._is_busy:
-                self._say(f"alert    {len(self._messages) + self._is_busy} message(s) for {self.name} were not sent")
+                left = plural(len(self._messages) + self._is_busy, "message")
+                self._say(f"alert    not sent to {self.name}: {left}")
 
     def _work(self) -> None:
         while True:

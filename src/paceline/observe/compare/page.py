@@ -43,11 +43,12 @@ def _figures(found: RunComparison) -> str:
             word = f"lower in {each.lower}; {ALONE}"
         if each.sure is None:
             style, word = "none", "noise not known" if each.difference else "equal"
-        noise = "–" if each.plus_minus is None else f"± {each.plus_minus:.3g}"
+        noise = each.noise_text or "–"
         sure = "–" if each.sure is None else f"{min(each.sure, 0.9999):.4g}"
         relative = "–" if each.relative is None else f"{each.relative:+.1%}"
         whose = each.run if len(against) == 1 else f"{each.run} against {each.against}"
-        rows.append((esc(whose), esc(each.figure), f"{each.difference:+.4g}", relative, noise, sure, pill(style, word)))
+        cells = (whose, each.called, each.difference_text, relative, noise, sure)
+        rows.append((*map(esc, cells), pill(style, word)))
     first = f"against {against.pop()}" if len(against) == 1 else "runs"
     head = (first, "figure", "difference", "relative", "95 % interval", "how sure", "")
     return table_html(head, rows, (2, 3, 4, 5)) + note_html(found.note + ".")

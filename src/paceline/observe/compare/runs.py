@@ -31,6 +31,7 @@ POINTS = 300
 STEPS, SEEDS = "steps", "seeds"
 ALONE = "another run of each may say otherwise"
 UNITS = {"step seconds": "s", "peak bytes": "B", "USD": "USD", "kWh": "kWh"}  # of figures that have one
+CALLED = {"step seconds": "step time", "peak bytes": "memory", "USD": "money", "kWh": "energy"}
 BATCH = "plan.batch_samples"  # the option that says how many samples a step has
 OpensRun = Callable[[], contextlib.AbstractContextManager[LiveRun]]
 
@@ -78,13 +79,26 @@ class ComparedFigure:
     better: str  # the same, where the noise is that between runs
 
     @property
+    def called(self) -> str:
+        """What the figure is called where people read: as in the table of the runs."""
+        return CALLED.get(self.figure, self.figure)
+
+    @property
+    def difference_text(self) -> str:
+        """The difference with its sign and unit."""
+        return f"{'+' if self.difference >= 0 else ''}{_amount(self.difference, UNITS.get(self.figure, ''))}"
+
+    @property
+    def noise_text(self) -> str:
+        """Half of the interval in the figure's unit; "" where the noise is not known."""
+        return "" if self.plus_minus is None else f"± {_amount(self.plus_minus, UNITS.get(self.figure, ''))}"
+
+    @property
     def text(self) -> str:
         """The difference in one line."""
-        unit = UNITS.get(self.figure, "")
-        noise = "" if self.plus_minus is None else f" ± {_amount(self.plus_minus, unit)}"
         percent = "" if self.relative is None else f" ({self.relative:+.1%})"
-        sign = "+" if self.difference >= 0 else ""
-        words = f"{self.run} against {self.against}: {sign}{_amount(self.difference, unit)}{noise}{percent}"
+        noise = f" {self.noise_text}" if self.noise_text else ""
+        words = f"{self.run} against {self.against}: {self.difference_text}{noise}{percent}"
         if not self.difference and not self.plus_minus:
             return f"{self.run} against {self.against}: equal"
         if self.sure is None:
@@ -137,6 +151,9 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
         if path.resolve() in named:
             raise ConfigError(f"{path} is named twice", "a run differs from itself in nothing", "name each run once")
         named.add(path.resolve())
+        if path.suffix == ".toml":
+            fix = "paceline plan says what each will take, and with --devices or --device compares clusters"
+            raise ConfigError(f"{path} is not a run's directory", "a spec has not run", fix)
         if not is_run(path):
             raise ConfigError(f"{path} is not a run's directory", "it has no folder `journal`", "paceline compare A B")
         run = LiveRun(path)

@@ -6,7 +6,10 @@ from paceline.observe.compare.runs import RunComparison
 from paceline.report.format import quantity
 from paceline.units import format_count, format_loss, format_seconds, plural
 
-MOST_DIFFERENCES, WIDTH = 30, 36  # options that are shown, and characters of a value
+MOST_DIFFERENCES = 30  # options that are shown
+WIDTH, LEAST_VALUE, MOST_VALUE = 100, 12, 36  # columns of a line, and characters of a value in it
+BETWEEN = "  |  "  # two values
+HANGING = 15  # columns that the name of a figure takes
 TOLD_WHOLE = 2  # of so many runs every difference is told in words
 
 
@@ -30,7 +33,7 @@ def compare_lines(found: RunComparison) -> list[str]:
     told = found.figures
     if len(found.runs) > TOLD_WHOLE:  # the table has the values of the others
         told = tuple(each for each in told if each.sure is not None)
-    lines += [f"{each.figure:<14} {each.text}" for each in told]
+    lines += [f"{each.called:<14} {each.text}" for each in told]
     if left := len(found.figures) - len(told):
         lines.append(f"{plural(left, 'difference')} whose noise is not known: the table above, or --json")
     if found.differences:
@@ -38,10 +41,12 @@ def compare_lines(found: RunComparison) -> list[str]:
     shown = found.differences[:MOST_DIFFERENCES]
     width = max((len(option.name) for option in shown), default=0)
     for option in shown:
-        lines.append(f"  {option.name:<{width}}  {'  |  '.join(_short(value) for value in option.values)}")
+        each = (WIDTH - width - 4 + len(BETWEEN)) // max(len(option.values), 1) - len(BETWEEN)
+        values = (_short(value, min(max(each, LEAST_VALUE), MOST_VALUE)) for value in option.values)
+        lines.append(f"  {option.name:<{width}}  {BETWEEN.join(values)}")
     left = len(found.differences) - MOST_DIFFERENCES
     return [*lines, f"  and {left:,} more: --json has all"] if left > 0 else lines
 
 
-def _short(value: str) -> str:
-    return value if len(value) <= WIDTH else value[: WIDTH - 1] + "…"
+def _short(value: str, columns: int) -> str:
+    return value if len(value) <= columns else value[: columns - 1] + "…"

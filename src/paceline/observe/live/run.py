@@ -24,6 +24,7 @@ from paceline.history.phases import (
     Phase,
     between_starts,
 )
+from paceline.history.rates import UNKNOWN_ITEMS, ForecastItems, forecast_items, rated
 from paceline.history.records import COLUMNS, Records, StepTable, number, row_of, table, text
 from paceline.observe.follow import Follower
 from paceline.observe.live.series import StepSeries
@@ -78,6 +79,7 @@ class LiveRun:
         self.undone = 0
         self.items = 0.0
         self._clock = RunMoments()
+        self._items: dict[int, ForecastItems] = {}  # of each start: what its forecast counts
         self.version = 0  # grows with each refresh that read something
         self.trouble = ""  # why the journal could not be read, the last time
         self._recent: deque[tuple[dict[str, object], int]] = deque(maxlen=RECENT_STEPS)
@@ -137,6 +139,7 @@ class LiveRun:
         step = number(line.get("step"))
         if step is None:
             return
+        line = rated(line, self._items.get(attempt, UNKNOWN_ITEMS))
         self.counts["step"] += 1
         self._undo(*self.steps.add(line))
         total, data = (value if math.isfinite(value) else 0.0 for value in map(self.steps.last, ("total", "data")))
@@ -155,7 +158,7 @@ class LiveRun:
     def _fold_other(self, record: Record, attempt: int) -> None:
         self.counts[record.KIND] += 1
         if isinstance(record, RunStarted):
-            self.starts[attempt] = record
+            self.starts[attempt], self._items[attempt] = record, forecast_items(record)
             if record.step is not None:
                 self._undo(*self.steps.undo_from(record.step + 1))
         elif isinstance(record, RunEnded):

@@ -11,7 +11,7 @@ from paceline.spec.amounts import in_steps
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast, Term
 from paceline.spec.load import Spec
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_seconds, plural
 
 # In units of a rank's part: its own and a peer's in the RAM disk, of two moments while the newer one is written; the
 # copy in host memory that it is made of; one that is sent and one that is received.
@@ -42,11 +42,12 @@ def peer_copy_terms(
         Term(
             "sent to a peer", sent / steps,
             f"({format_seconds(link.latency_seconds.value)} + {format_bytes(size)} at {format_bytes(rate.value)}/s)"
-            f" every {steps} step(s), beside training", source, kind="sends",
+            f" every {plural(steps, 'step')}, beside training", source, kind="sends",
         ),
         Term(
             "waited for", size / copied / steps,
-            f"{format_bytes(size)} to host memory at {format_bytes(copied)}/s, every {steps} step(s)", "assumed",
+            f"{format_bytes(size)} to host memory at {format_bytes(copied)}/s, every {plural(steps, 'step')}",
+            "assumed",
             kind="host", clock="other",
         ),
     )  # fmt: skip

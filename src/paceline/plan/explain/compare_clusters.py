@@ -168,6 +168,11 @@ def _with_amounts(row: ClusterRow, planned: Planned, with_failures: bool) -> Clu
     )
 
 
+def _cell(show: Callable[[float], str], value: float) -> str:
+    """Return an amount under the head that names it, which "unknown" need not do again."""
+    return show(value) if math.isfinite(value) else "unknown"
+
+
 def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the comparison as rows of text, a head first."""
     from paceline.plan.explain.headline import carbon_text, energy_text
@@ -186,8 +191,8 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         kept = min(chance for chance in (row.keeps_deadline, row.keeps_budget, 1.0) if math.isfinite(chance))
         forecast, plan = row.planned.forecast, row.planned.plan
         lines.append((
-            mark, name, format_seconds(row.finish_seconds), money_text(row.usd), energy_text(row.kwh),
-            carbon_text(row.carbon_g), *([f"{kept:.0%}"] if chances else []),
+            mark, name, format_seconds(row.finish_seconds), _cell(money_text, row.usd), _cell(energy_text, row.kwh),
+            _cell(carbon_text, row.carbon_g), *([f"{kept:.0%}"] if chances else []),
             format_seconds(forecast.step_seconds.value), format_bytes(forecast.peak_bytes.value), str(plan),
         ))  # fmt: skip
     return lines

@@ -7,10 +7,10 @@ from paceline.spec.plan import Plan, counts_text
 
 
 def difference(chosen: Plan, other: Plan) -> str:
-    """Return what another plan has in place of the chosen one's settings: "tp=2 for tp=4, micro-batch 1 x 8"."""
+    """Return what another plan has in place of the chosen one's settings: "tp 4→2, micro-batch 1 x 8"."""
     mine, theirs = chosen.layout, other.layout
     parts = [
-        f"{axis}={getattr(theirs, axis)} for {getattr(mine, axis)}"
+        f"{axis} {getattr(mine, axis)}→{getattr(theirs, axis)}"
         for axis in AXES
         if getattr(mine, axis) != getattr(theirs, axis)
     ]

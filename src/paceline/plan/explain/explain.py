@@ -33,6 +33,7 @@ from paceline.units import (
     format_rate,
     format_seconds,
     format_sizes,
+    plural,
 )
 
 LEARNT = 12  # runs that it learnt from that `--explain` prints
@@ -191,7 +192,7 @@ def measurement_text(found: TaskMeasurement) -> str:
     blocks = ", ".join(format_seconds(seconds) for seconds in found.block_seconds)
     return (
         f"measured {found.date[:16]} at micro-batch {found.micro_batch} in {found.precision}, "
-        f"{found.devices} device(s) at once: "
+        f"{plural(found.devices, 'device')} at once: "
         + (f"{blocks} a block, " if blocks else "")
         + f"{format_seconds(found.rest_seconds)} for the rest and the loss, forward and backward; "
         f"{format_seconds(found.update_seconds)} for the update of {format_count(found.update_parameters)} parameters"

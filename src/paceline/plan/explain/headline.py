@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 from paceline.cluster.catalog.devices import spot_remarks
 from paceline.cluster.catalog.file import load_catalog
@@ -18,7 +19,7 @@ from paceline.plan.explain.money import expected_usd, finish_lines, limit_lines,
 from paceline.plan.planned import Planned
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate
-from paceline.spec.model_folder import folder_of
+from paceline.spec.model_folder import THEIRS, folder_of
 from paceline.spec.steps.growth import course_of
 from paceline.spec.steps.selection import LOSS
 from paceline.spec.task import ModelSpec
@@ -37,7 +38,7 @@ NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
 
 def headline_lines(planned: Planned) -> list[str]:
     """Return the block that every run opens with: task, cluster, plan and price."""
-    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
+    others = f"best of {len(planned.search.candidates):,} that fit, {len(planned.search.refused):,} refused"
     others += f"{tried_text(planned.contest)}: --explain"
     device = planned.cluster.device.kind
     return [
@@ -88,13 +89,21 @@ def task_text(planned: Planned) -> str:
     task, facts = planned.spec.task, planned.facts
     name = planned.profile.name
     if isinstance(task.model, ModelSpec) and ":" not in task.model.name:
-        name = task.model.name
+        name = _as_typed(task.model.name)
     read = f"{planned.batch_samples * facts.items_per_sample:,} {facts.unit}/step"
     if task.batch_rows == "by_length":
         read = f"{task.global_batch.value:,.0f} tokens/step at most"
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
     batch = f"{read}{_growth_text(planned)}{_selection_text(planned)}"
     return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
+
+
+def _as_typed(name: str) -> str:
+    """Return a model's name with the path of a folder as it is from here, where that is below the current folder."""
+    folder = folder_of(name)
+    if folder is None or not folder.is_absolute() or not folder.is_relative_to(Path.cwd()):
+        return name
+    return f"{THEIRS if name.startswith(THEIRS) else ''}./{folder.relative_to(Path.cwd())}"
 
 
 def _expects_otherwise(planned: Planned) -> bool:

@@ -25,6 +25,7 @@ from paceline.spec.journal.records.decided import MICRO_BATCH
 from paceline.spec.journal.steady import BUSY, Step, unsteady
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
+from paceline.units import plural
 
 FEWEST = 3  # steady steps that a step time is the median of
 IQR_SIGMAS = 1.349  # interquartile range of a normal distribution in standard deviations
@@ -46,7 +47,7 @@ def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     same = {start.attempt for start in starts if start.plan == last.plan}
     steps = [step for step in _as_planned(records, last) if step.attempt in same]
     if len(steps) < FEWEST:
-        because = f"it has {len(steps)} steady step(s) of the plan's batch and {FEWEST} are needed"
+        because = f"it has {plural(len(steps), 'steady step')} of the plan's batch, and {FEWEST} are needed"
         raise DataError(f"{run_dir} tells no step time", because, "train for more steps")
     if last.cluster.get("paces"):
         raise DataError(f"{run_dir} teaches nothing", "its devices differ, and a step is that of the slowest part",

@@ -35,7 +35,7 @@ from paceline.plan.search.values import TIE_RATIO, Values, goal_values, values_o
 from paceline.spec.cluster import Cluster
 from paceline.spec.layout import DATA_AXES, MODEL_AXES
 from paceline.spec.plan import FROZEN, OFFLOAD, PlanSpec
-from paceline.spec.profile import ModelProfile
+from paceline.spec.profile import TRY, ModelProfile
 from paceline.units import format_durations, format_rate
 
 LOW_GAIN = 1.05  # of a step: three digits of rounding are to buy more than a forecast can err in telling two apart
@@ -282,12 +282,15 @@ def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) ->
     if not len(refused.too_large):
         closed = profile.closed_axes or {}
         # Of a model without any data axis that is the reason, and not the last of the axes that few models have.
-        because = closed.get(DATA_AXES[0]) if all(axis in closed for axis in DATA_AXES) else None
+        if all(axis in closed for axis in DATA_AXES):
+            what = f"{profile.name} cannot be trained on {cluster.devices} x {cluster.device.name}"
+            because, _, opens = closed[DATA_AXES[0]].partition(TRY)
+            return DoesNotFit(what, because, f"cluster.devices = 1{f', or {opens}' if opens else ''}")
         last = refused.told[-1].because if refused.told else "no layout is possible"
-        return DoesNotFit(what, because or last, "fewer devices")
+        return DoesNotFit(what, last, "fewer devices")
     nearest = refused[len(refused.told)]
     error = DoesNotFit(
-        f"{what}: none of {len(refused)} plans",
+        f"{what}: none of {len(refused):,} plans",
         f"the smallest, {nearest.plan}, {nearest.because}",
         "more devices, a smaller model or shorter samples, or unset constraints of [plan]",
     )

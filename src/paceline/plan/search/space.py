@@ -27,6 +27,7 @@ from paceline.spec.plan import (
     parse_stages,
     rows_refusal,
 )
+from paceline.units import plural
 
 TRIED_RECOMPUTE = ("none", "selective", "full")  # without being asked; memory budgets follow on the best of these
 BUDGETS = (0.75, 0.5, 0.25)  # tried where the budget is the planner's choice
@@ -141,7 +142,7 @@ def _contradiction(constraints: PlanSpec, devices: int) -> ConfigError:
     asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in axes.items())
     product = math.prod(degree for axis, degree in axes.items() if axis != "ep")
     return ConfigError(
-        f"{asked or 'the open axes'} with {devices} device(s)",
+        f"{asked or 'the open axes'} with {plural(devices, 'device')}",
         "dp_replicate x dp_shard x cp x tp x pp must be the number of devices, and ep must divide dp_shard x cp",
         f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
     )
@@ -157,7 +158,9 @@ def _sound(context: PricedTask, layouts: list[Layout], base: Plan, refused: list
         plan = dataclasses.replace(base, layout=layout)
         because = layout_refusal(plan, context.profile) or rows_refusal(plan)
         if layout.data_degree > batch:
-            because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"
+            because = (
+                f"a global batch of {plural(batch, 'sample')} leaves some of {layout.data_degree} devices without any"
+            )
         if because is None:
             kept.append(layout)
         elif because not in told:
@@ -333,7 +336,7 @@ class Space:
         """Return why a plan cannot be had. Limits of whole plans see `pp`, and which others are in use."""
         largest = largest_part(shown.batch_samples, shown.layout.data_degree, shown.rows)
         if size > largest:
-            return f"a device's part of the batch is {largest} sample(s) at most"
+            return f"a device's part of the batch is {plural(largest, 'sample')} at most"
         closed = self.context.profile.closed_axes or {}
         if accumulation > 1 and "accumulation" in closed:
             return closed["accumulation"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.account.node_counters import device_shares
 from paceline.spec.journal.rates import JOULES_PER_KWH
 from paceline.spec.journal.watching import HealthSample, NodeSample
-from paceline.units import format_bytes, format_count
+from paceline.units import format_bytes, format_count, plural
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def nodes_seen(samples: Sequence[NodeSample]) -> NodesSeen:
     parts += [f"{watts:.0f} W at most in a device"] if watts else []
     parts += [f"{joules / JOULES_PER_KWH:.3g} kWh measured"] if measured else []
     parts += [f"throttled in {throttled} of {format_count(count)} samples"] if throttled else []
-    return NodesSeen(f"{len(nodes)} node(s): {', '.join(parts)}", bool(hottest) or measured)
+    return NodesSeen(f"{plural(len(nodes), 'node')}: {', '.join(parts)}", bool(hottest) or measured)
 
 
 def health_lines(samples: Sequence[HealthSample], most: int = 3) -> list[str]:

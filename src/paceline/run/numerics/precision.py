@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributions import Distribution
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from paceline.run.numerics.nested import each_leaf
@@ -113,12 +114,14 @@ def cast_unit(
 
     The cast is part of the autograd graph, so gradients reach the fp32 weights. It happens inside `forward`, so that
     activation checkpointing around it casts again when it recomputes. Inputs are the unit's own, see `_inputs_of_unit`.
+    Weights of torch's own batch normalisation stay beside its running statistics, see `_normalises_batches`.
     """
     chosen = None if only is None else {id(parameter) for parameter in only}
     owners = [
         module
         for module in _modules_outside(unit, inner_units)
         if any(p is not None and _is_cast(p, chosen) for p in module._parameters.values())
+        and not _normalises_batches(module)
     ]
     if only is not None and not owners and not inputs:
         return
@@ -145,6 +148,12 @@ def cast_unit(
                 table[name] = parameter
 
     unit.forward = forward_in_compute_dtype
+
+
+def _normalises_batches(module: nn.Module) -> bool:
+    """Return whether a module is torch's own batch normalisation, whose kernels take inputs in bf16 or fp16 with
+    weights and running statistics in fp32, and on a CPU with nothing else. It runs on one device alone."""
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
 
 
 def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -56,7 +55,7 @@ from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.again.told_before import is_told, told_before
 from paceline.supervise.supervisor import is_supervised
 from paceline.supervise.told.brief import Brief
-from paceline.units import format_seconds
+from paceline.units import format_seconds, plural
 
 
 class Recorder(TellsDecisions):
@@ -108,7 +107,7 @@ class Recorder(TellsDecisions):
             world_size=self._world.size,
             versions=versions_here(),
             host=platform.node(),
-            command=tuple(sys.argv),
+            command=self._brief.command,
             cluster=known.cluster,
             forecast=known.forecast,
             placement=known.placement,
@@ -272,7 +271,7 @@ class Recorder(TellsDecisions):
         if record is not None:
             self._write(record)
             took, lost = format_seconds(record.seconds["total"]), record.steps_lost
-            self.say(f"recover  {took} by {record.rung}, {lost} step(s) made again: {record.because}")
+            self.say(f"recover  {took} by {record.rung}, {plural(lost or 0, 'step')} made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
         """Record that the run goes on under another plan, and say where that one rounds otherwise."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.cluster.machine import available_memory_bytes, read_machine, visible_gpus
 from paceline.cluster.store import cache_dir
 from paceline.session.doctor.finding import NOTE, OK, WRONG, Examination, Finding
-from paceline.units import format_bytes, format_sizes
+from paceline.units import format_bytes, format_sizes, plural
 from paceline.version import __version__
 
 LEAST_FILES = 1024  # open files of a process: a rank keeps its corpus, checkpoints and connections open
@@ -69,14 +69,14 @@ def _devices() -> list[Finding]:
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else ""
         names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}))
-        found.append(Finding("cuda", OK, f"{torch.version.cuda}, {torch.cuda.device_count()} GPU(s): {names}"))
+        found.append(Finding("cuda", OK, f"{torch.version.cuda}, {plural(torch.cuda.device_count(), 'GPU')}: {names}"))
         fix = "" if nccl else "a torch that is built with NCCL: several GPUs need it"
         found.append(Finding("nccl", OK if nccl else NOTE, nccl or "not in this torch", fix))
     elif gpus:
         built = torch.version.cuda
         because = f"torch cannot use them: it is built {f'for CUDA {built}' if built else 'without CUDA'}"
         fix = "a torch that is built for the driver's CUDA: https://pytorch.org/get-started"
-        found.append(Finding("cuda", NOTE, f"the driver reports {len(gpus)} GPU(s), and {because}", fix))
+        found.append(Finding("cuda", NOTE, f"the driver reports {plural(len(gpus), 'GPU')}, and {because}", fix))
     else:
         found.append(Finding("cuda", OK, "no GPU here: runs are on the CPU"))
     if dist.is_available() and dist.is_gloo_available():
@@ -105,7 +105,7 @@ def _machine() -> list[Finding]:
     found = [Finding("cores", OK, cores)]
     if busy > machine.cores:
         fix = "wait, or expect slower steps and forecasts that are off"
-        found.append(Finding("load", NOTE, f"{busy:.1f} processes want the {machine.cores} core(s)", fix))
+        found.append(Finding("load", NOTE, f"{busy:.1f} processes want {plural(machine.cores, 'core')}", fix))
     told = "{} free of {}".format(*format_sizes(free, machine.memory_bytes))
     small = free < LEAST_MEMORY_BYTES
     fix = f"at least {format_bytes(LEAST_MEMORY_BYTES)} for a small model" if small else ""
@@ -161,7 +161,7 @@ def _extras() -> list[Finding]:
 def _probe() -> list[Finding]:
     found = sorted((cache_dir() / "probes").glob("*.json"))
     if found:
-        return [Finding("probe", OK, f"{len(found)} measurement(s) of machines in {found[0].parent}")]
+        return [Finding("probe", OK, f"{plural(len(found), 'measurement')} of machines in {found[0].parent}")]
     return [Finding("probe", NOTE, "this machine has not been measured: forecasts assume figures", "paceline probe")]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.units import plural
+
 OK, NOTE, WRONG = "ok", "note", "wrong"  # fine; something is left unused or slower; training cannot work
 
 
@@ -29,6 +31,9 @@ class Examination:
         return 2 if any(finding.state == WRONG for finding in self.findings) else 0
 
 
+HANGING = 14  # columns that a finding's mark and word take
+
+
 def lines_of(examination: Examination) -> list[str]:
     """Return the findings for people: a line for each, and what to do below it."""
     marks = {OK: " ", NOTE: "-", WRONG: "!"}
@@ -40,4 +45,4 @@ def lines_of(examination: Examination) -> list[str]:
     noted = sum(finding.state == NOTE for finding in examination.findings)
     if wrong:
         return [*lines, f"training cannot work here: {', '.join(wrong)} (! above)"]
-    return [*lines, "training works here" + (f"; {noted} remark(s) (- above)" if noted else "")]
+    return [*lines, "training works here" + (f"; {plural(noted, 'remark')} (- above)" if noted else "")]

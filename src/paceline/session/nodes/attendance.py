@@ -32,6 +32,7 @@ from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, find_meeting
 from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
+from paceline.supervise.told.typed import typed_command
 
 Say = Callable[[str], None]
 COORDINATOR = "paceline.session.nodes.coordinate"
@@ -222,7 +223,7 @@ class Attendance:
         host, port = self._nodes.address
         words: Sequence[str] = (
             sys.executable, "-m", COORDINATOR, str(self._path), self._host if self._link else host, str(port),
-            str(self._nodes.node), str(self._per_machine),
+            str(self._nodes.node), str(self._per_machine), *typed_command(),
         )  # fmt: skip
         environ = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         if self._script:  # whose task may come from modules beside it

@@ -54,6 +54,7 @@ from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
 from paceline.supervise.told.generation import JudgedSoFar
 from paceline.system.descriptors import make_room
+from paceline.units import plural
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 0.05
@@ -69,7 +70,8 @@ def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
     name_process("paceline-coord")
-    path, host, port, node, per_machine = sys.argv[1:]
+    path, host, port, node, per_machine, *typed = sys.argv[1:]
+    sys.argv = typed  # the run's command is what was typed on this node
     return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 
 
@@ -191,11 +193,11 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     if len(fleet.members) == spec.run.nodes.count:
         cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=per_node)
         return plan_task(spec if spec.cluster.groups else dataclasses.replace(spec, cluster=cluster), say=say)
-    say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {devices} device(s)")
+    say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {plural(devices, 'device')}")
     if devices < spec.run.recovery.min_devices:
         raise PacelineError(
-            f"{devices} device(s) are there, and run.recovery.min_devices is {spec.run.recovery.min_devices}",
-            f"{spec.run.nodes.count - len(fleet.members)} node(s) did not come in {spec.run.nodes.wait:g} s",
+            f"{plural(devices, 'device')} here, and run.recovery.min_devices is {spec.run.recovery.min_devices}",
+            f"{plural(spec.run.nodes.count - len(fleet.members), 'node')} did not come in {spec.run.nodes.wait:g} s",
             "start the other nodes, or a longer run.nodes.wait",
         )
     precision = taken.plan.precision if taken is not None else spec.plan.precision
@@ -218,7 +220,7 @@ def _gather(spec: Spec, fleet: Fleet, gone: Meeting | None) -> None:
 
             fleet.gather(lambda: nodes.count, nodes.wait, is_over)
             if len(fleet.members) < nodes.count and (because := is_over()):
-                raise Requeue(f"{because} while {nodes.count - len(fleet.members)} node(s) are waited for")
+                raise Requeue(f"{because} while waiting for {plural(nodes.count - len(fleet.members), 'node')}")
         return
     others = {number for number in before if gone is None or number != gone.node}
     if _have_come(fleet, others, min(nodes.lost_after, BACK_SECONDS)) and not (gone is not None and gone.left):

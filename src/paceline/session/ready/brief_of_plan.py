@@ -14,8 +14,10 @@ from paceline.plan.smaller import smaller_plans
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.records.decided import PLAN
 from paceline.spec.optimizers import optimizer_key
 from paceline.supervise.told.brief import Brief
+from paceline.supervise.told.typed import typed_command
 from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
 from paceline.uncaught import is_notebook
@@ -35,7 +37,7 @@ def make_brief(
     price = cluster.price_usd_per_device_hour.value
     peak = planned.peak_flops(plan.precision) * cluster.devices
     evidence = {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value}
-    decision = DecisionRecord("plan", dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
+    decision = DecisionRecord(PLAN, dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
     return Brief(
         plan=plan,
         steps=planned.steps,
@@ -65,6 +67,7 @@ def make_brief(
         ),
         usable_bytes=usable_bytes(cluster),
         smaller=smaller_plans(planned.search.candidates.context, plan),
+        command=typed_command(),
         redraws=is_notebook(),
     )
 

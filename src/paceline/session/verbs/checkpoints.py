@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from paceline.durable import make_folder, publish
 from paceline.errors import ConfigError, StorageError
-from paceline.session.verbs.weights import Chosen, check_folder_name, choose_checkpoint, write_weights
+from paceline.session.verbs.weights import (
+    RUN,
+    Chosen,
+    check_folder_name,
+    choose_checkpoint,
+    what_it_is,
+    write_weights,
+)  # fmt: skip
 from paceline.spec.layout import Layout
 from paceline.spec.plan import plan_from_dict
 from paceline.spec.run_files import checkpoints_folder
@@ -88,7 +95,8 @@ def list_at(path: Path) -> tuple[list[Listed], list[str]]:
     root = own if own.is_dir() else path
     found = list_checkpoints(root)
     if not found.complete and not found.skipped:
-        raise ConfigError(f"'{path}' holds no checkpoint", f"{root} has no folder `step-...`", "a run's directory")
+        because, fix = what_it_is(path, own.name) if not own.is_dir() else (f"{own} has no folder `step-...`", RUN)
+        raise ConfigError(f"'{path}' holds no checkpoint", because, fix)
     return [_listed(one.path, one.manifest) for one in found.complete], list(found.skipped)
 
 

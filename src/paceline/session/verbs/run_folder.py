@@ -114,7 +114,8 @@ class RunFolder:
 def open_run(run_dir: Path) -> RunFolder:
     """Return a run's directory. Raises ConfigError where it is none, naming one that is near."""
     if not is_run(run_dir):
-        raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
+        because = "it has no folder `journal`" if run_dir.exists() else "there is no such folder"
+        raise ConfigError(f"'{run_dir}' is not a run's directory", because, _runs_near(run_dir))
     return RunFolder(run_dir)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from paceline.checkpoint import Manifest
 
+RUN = "the directory of a run, which paceline train SPEC makes"  # is what to name
 BEST = "best"  # in the place of a step: that of the best evaluation
 FILE_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # of one file, where a folder is written
 
@@ -98,7 +99,7 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
 
     root = checkpoints_folder(run_dir)
     if not root.is_dir():
-        raise ConfigError(f"'{run_dir}' holds no checkpoints", *_what_it_is(run_dir, root.name))
+        raise ConfigError(f"'{run_dir}' holds no checkpoints", *what_it_is(run_dir, root.name))
     listing = list_checkpoints(root)
     skipped, complete = list(listing.skipped), list(listing.complete)
     if step == BEST:
@@ -126,16 +127,18 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
     raise ConfigError(f"'{run_dir}' holds no checkpoint", f"{root} is empty", "let the run reach a checkpoint")
 
 
-def _what_it_is(path: Path, name: str) -> tuple[str, str]:
+def what_it_is(path: Path, name: str) -> tuple[str, str]:
     """Return what a folder without checkpoints is, and what to name in its place."""
     if run := next((each for each in (path, *path.absolute().parents) if each.name == name), None):
         return f"it is a part of the run {run.absolute().parent}", f"name the run: {run.absolute().parent}"
     if any((path / file).is_file() for file in (CONFIG, "model.safetensors", "adapter_config.json")):
         return "it holds weights for other programs", "name the directory of the run that they came from"
+    if not path.exists():
+        return "there is no such folder", RUN
     runs = sorted(each.parent for each in path.glob(f"*/{name}")) if path.is_dir() else []
     if runs:
         return "it is a folder of runs", f"one of: {', '.join(str(each) for each in runs[:8])}"
-    return f"it has no folder `{name}`", "paceline train SPEC makes one"
+    return f"it has no folder `{name}`", RUN
 
 
 def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = False) -> tuple[str, list[Path]]:

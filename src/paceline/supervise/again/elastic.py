@@ -22,6 +22,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.devices_file import DevicesFile
 from paceline.supervise.again.plans_ahead import Ahead
 from paceline.supervise.told.brief import BRIEF_FILE, BRIEF_VARIABLE, Brief
+from paceline.units import plural
 
 LOOK_SECONDS = 1.0  # between two looks at the file
 GLANCE_SECONDS = 0.05  # for the disk of that file to answer, while somebody has to look after ranks
@@ -107,11 +108,11 @@ class Elastic:
                     self._next = replace(self._next, decision=replace(decision, evidence=evidence))
                 return True
             except PacelineError as error:  # 3 devices may have no plan where 2 have one
-                self.because = f"no plan for {devices} device(s): {error.what}: {error.because}"
+                self.because = f"no plan for {plural(devices, 'device')}: {error.what}: {error.because}"
             devices -= 1
         if devices == now:
             return True
-        self.because = self.because or f"{devices} device(s) are left, and run.recovery.min_devices is " + str(
+        self.because = self.because or f"{plural(devices, 'device')} left, and run.recovery.min_devices is " + str(
             self._policy.min_devices
         )
         return False

@@ -38,6 +38,7 @@ from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
 from paceline.supervise.told.generation import FORKED, FROM_RANKS, GENERATION_FILE, RESTARTED, JudgedSoFar
 from paceline.supervise.told.place import RENDEZVOUS, SERVED_STORE
+from paceline.units import plural
 
 LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
@@ -125,7 +126,7 @@ class Fleet:
         self._endings += len(member.processes)
         if self._in_world:  # what it has is of a world that others went on from
             member.forget()
-        self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
+        self._say(f"nodes    node {member.number} is there: {plural(member.devices or 0, 'device')} at {member.host}")
 
     def part_with(self, ranks: Collection[int], ended: Collection[int] = ()) -> str:
         """Have the nodes end whose ranks have left the world, and return which these are.
@@ -282,7 +283,7 @@ class Fleet:
     def wait_for(self, devices: int, is_over: Callable[[], object]) -> bool:
         """Return whether so many devices are there, or come before the run has waited for too long, or `is_over`."""
         patience = Patience(self._spec.wait)
-        self._say(f"nodes    waiting for nodes, up to {self._spec.wait:g} s, until {devices} device(s) are there")
+        self._say(f"nodes    waiting up to {self._spec.wait:g} s for nodes with {plural(devices, 'device')} in all")
         while (self.devices() or 0) < devices:
             if patience.is_over or self.stopped or is_over():
                 return False

@@ -44,6 +44,7 @@ class Brief:
     read_steps: int | None = None
     items_of_sample: float = math.nan  # items that the forecast counts for a sample of the order; NaN where unknown
     items_of_batch: float = math.nan  # and for a step, where a batch has as many samples as its tokens allow; else NaN
+    command: tuple[str, ...] = ()  # that started the run, as it was typed; none where nobody typed one
     redraws: bool = False  # whether steps are shown where text may change: in one line, over and over
 
     def items_of_step(self, samples: int, weight: float) -> float:
@@ -76,7 +77,8 @@ def brief_from_json(text: str) -> Brief:
     data = json.loads(text)
     smaller = tuple(map(smaller_from_dict, data.get("smaller", ())))
     plan, record = plan_from_dict(data["plan"]), planned_from_dict(data["record"])
-    return Brief(**{**data, "plan": plan, "record": record, "smaller": smaller})
+    command = tuple(data.get("command", ()))
+    return Brief(**{**data, "plan": plan, "record": record, "smaller": smaller, "command": command})
 
 
 def take_brief() -> Brief | None:

@@ -121,7 +121,8 @@ def check_name(name: str) -> None:
 
 def _unknown(name: str) -> ConfigError:
     return ConfigError(
-        f"there is no model '{name}'", "it is neither a named size nor an import path package.module:factory",
+        f"there is no model '{name}'",
+        "it is no named size, no import path package.module:factory, and no folder's path, which has a slash",
         f"'./{name}', with a slash, for the folder" if is_model_folder(name) else suggestion(name, NAMED_SIZES),
     )  # fmt: skip
 

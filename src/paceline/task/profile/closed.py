@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from paceline.spec.profile import TRY
+
 SEQUENCE_RULE = (
     "ranks share sequences where the model says how its tokens meet (forward(tokens, positions=None, mask=None), and "
     "attention through paceline.task.models.layers.attention.CausalAttention) and the objective is a sum over tokens "
@@ -25,7 +27,7 @@ CLOSED_AXES = {
     " your own whose attribute `paceline_rules` names them: {'layers.*.experts': 'expert'}",
 }
 
-_BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; try GroupNorm"
+_BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}" + TRY + "GroupNorm"
 _SYNCED_OPENS = ", or nn.SyncBatchNorm.convert_sync_batchnorm(model), whose statistics are the whole batch's"
 BATCH_STATISTICS = {
     "dp_replicate": _BATCH_STATISTICS.format(part="device's part of the batch") + _SYNCED_OPENS,
@@ -34,7 +36,7 @@ BATCH_STATISTICS = {
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
 
-_SYNCED = "SyncBatchNorm statistics are the whole batch's, and {part}; try GroupNorm"
+_SYNCED = "SyncBatchNorm statistics are the whole batch's, and {part}" + TRY + "GroupNorm"
 SYNCED_STATISTICS = {
     "pp": _SYNCED.format(part="a pipeline runs it in micro-batches"),
     "cp": _SYNCED.format(part="ranks that share a row each have a part"),

@@ -100,6 +100,26 @@ def whole(module: nn.Module) -> dict[str, Tensor]:
     return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for name, t in held.items()}
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_one_device_normalises_batches_in_bf16(norm: type[nn.Module]) -> None:
+    """torch refused bf16 beside running statistics in fp32, so a network of images did not train on one CPU, where a
+    plan of its own choice was in bf16."""
+    told = {}
+    for each in ("bf16", "fp32"):
+        plan = plan_in(Layout(), precision=each)
+        stats, built = run_steps(task_of(lambda: Net(norm, norm)), plan, STEPS)
+        held_out = evaluate(built.stepper, Signals(), HELD_OUT, 0)
+        told[each] = whole(built.model), held_out.loss, [one.loss for one in stats]
+    (rounded, *ahead), (exact, *_) = told["bf16"], told["fp32"]
+    assert all(rounded[name].dtype == exact[name].dtype for name in exact), "weights and statistics are kept in fp32"
+    for name in exact:
+        assert torch.allclose(rounded[name].double(), exact[name].double(), rtol=0.05, atol=0.05), name
+    assert not torch.equal(rounded["norm.running_mean"], torch.zeros(4)) and ahead[0] == pytest.approx(
+        told["fp32"][1], rel=0.05
+    )
+    assert ahead[1] == pytest.approx(told["fp32"][2], rel=0.05) and ahead[1] != told["fp32"][2]
+
+
 def run_layout(plan: Plan) -> dict[str, Any]:
     """Return what a rank has at the start and after some steps, and what it measures on held-out samples."""
     start = run_steps(task_of(), plan, 0)[1]

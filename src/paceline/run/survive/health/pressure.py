@@ -21,7 +21,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.records.decided import MICRO_BATCH
 from paceline.spec.journal.settled import conditions_of, settled_micro_batch
 from paceline.spec.plan import Plan
-from paceline.units import format_bytes
+from paceline.units import format_bytes, plural
 
 LOOKS_EVERY = 100  # steps, in a run without checks
 GROWN = 1.02  # of what was used at the last decision: more is a growth, and no noise
@@ -71,7 +71,7 @@ class MemoryPressure:
         because += f"{fullest:.0%} of its memory" if growth <= 1.0 else (
             f"and would use {fullest:.0%} of its memory in the next step, whose longest sample is {growth:.3g} times as"
             " long as any before")  # fmt: skip
-        because += f", and its allocator was emptied {emptied} time(s)" if emptied else ""
+        because += f", and its allocator was emptied {plural(emptied, 'time')}" if emptied else ""
         plan, share = self._smaller(now), (fullest - part_held) / 2
         while growth > 1.0 and plan is not None and part_held + share >= self._part and (less := self._smaller(plan)):
             plan, share = less, share / 2

@@ -187,7 +187,7 @@ class MapSource:
         except (TypeError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
                 f"samples of {type(self.dataset).__name__} do not make a batch",
-                f"{type(error).__name__}: {error}",
+                f"{_unlike(rows, ids)}{type(error).__name__}: {error}",
                 "return tensors or numbers of one shape, in dicts or tuples of one form; of samples of any shape a "
                 "function collate(samples) makes a batch: dataset.collate = pad in Python, task.data.collate in a file",
             ) from error
@@ -210,6 +210,23 @@ class MapSource:
             for part in _content(self.read(np.array([index]))):
                 digest.update(part)
         return digest.hexdigest()
+
+
+def _unlike(rows: list[object], ids: list[int]) -> str:
+    """Return "sample 17 is [0] where sample 3 is [20]; " of the first row of another form; "" where all are alike."""
+    forms = [_form(row) for row in rows]
+    odd = next((at for at, form in enumerate(forms) if form != forms[0]), None)
+    return "" if odd is None else f"sample {ids[odd]:,} is {forms[odd]} where sample {ids[0]:,} is {forms[0]}; "
+
+
+def _form(row: object) -> str:
+    """Return the shapes of what a row holds, as text: "{x: [20], y: [1]}"; the type of what has none."""
+    if isinstance(row, Mapping):
+        return f"{{{', '.join(f'{name}: {_form(value)}' for name, value in row.items())}}}"
+    if isinstance(row, list | tuple):
+        return f"({', '.join(map(_form, row))})"
+    shape = getattr(row, "shape", None)
+    return type(row).__name__ if shape is None else str([*shape])
 
 
 def _lacks_single_items(dataset: object) -> bool:

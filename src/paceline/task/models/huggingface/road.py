@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,19 @@ def road_of(name: str) -> Road:
         raise ConfigError(
             f"there is no model at '{name}'",
             f"no file {(folder / CONFIG).absolute()}" if not isinstance(error, PermissionError) else str(error),
-            "a folder that save_pretrained or paceline export wrote, or a clone of a repository of the hub",
+            _what_to_name(name, folder),
         ) from error
     return _road(folder, name.startswith(THEIRS), found.st_mtime_ns, found.st_size)
+
+
+def _what_to_name(name: str, folder: Path) -> str:
+    """Return what to name instead of a folder that is not there: one that is fetched first, where it is of the hub."""
+    there = "a folder that save_pretrained or paceline export wrote"
+    repository = name.removeprefix(THEIRS)
+    if re.fullmatch(r"[\w-]+/[\w.-]+", repository) and not folder.parent.exists():
+        fetched = f"hf download {repository} --local-dir {folder.name}"
+        return f"{there}; one of the hub is fetched before: {fetched}, and named './{folder.name}'"
+    return f"{there}, or a clone of a repository of the hub"
 
 
 @functools.lru_cache(maxsize=64)
