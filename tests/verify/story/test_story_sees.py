@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, coarse_plan, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, coarse_plan, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.assemble import Assembled
@@ -37,6 +37,7 @@ from paceline.verify.process.checks import CHECKS
 
 Patch = pytest.MonkeyPatch
 RATE, COPIES = OptimizerSpec(lr=3e-3, eps=1e-4), Layout(dp_replicate=2)
+HELD_OUT = (PaddedText(), PaddedText())  # of a task without any no evaluation is ever made
 # What is seen here is no matter of depth, and each story is told again and again where it is not equal.
 SHALLOW = ModelSpec("llama-1m", hidden=32, layers=1, heads=4, kv_heads=2, ffn=40, vocab=VOCAB)
 TWO_LAYERS = dataclasses.replace(SHALLOW, layers=2)  # a stage needs one
@@ -142,11 +143,11 @@ def told(cases: tuple[Seen, ...]) -> list[CheckProof]:
     """Return what the story says of each mistake, in the ranks that are running."""
     world, found = join_world("cpu", threads=1), []
     for case in cases:
-        task: Task = decoder_task(**{"model": SHALLOW, "optimizer": RATE, **case.task})
+        task: Task = decoder_task(**{"model": SHALLOW, "optimizer": RATE, "data": HELD_OUT, **case.task})
         with Patch.context() as patch:
             case.plant(patch)
             plan = coarse_plan(case.layout, batch=9, precision="fp64")
-            found.append(CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3))
+            found.append(CHECKS["story"](task, plan, world, PaddedText(), SEQ_LEN, 3))
     return found
 
 
@@ -201,15 +202,31 @@ class Halved(Dropout):
         return super().forward(tokens)
 
 
-def evaluated_halved() -> CheckProof:
-    task, world = decoder_task(model=Halved, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
-    return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+class FailsEvaluated(Dropout):
+    """Wants more of its rows where it is evaluated than a batch of training has."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        assert self.training, "the rows of an evaluation have names"
+        return super().forward(tokens)
 
 
-def test_a_weight_that_evaluations_change_is_told_as_that() -> None:
-    first = run_ranks(evaluated_halved, 2)[0].first_difference
+def evaluated_oddly() -> list[CheckProof]:
+    """Return the stories of a model that evaluations change, with held-out data and without, and of one that fails."""
+    world, plan = join_world("cpu", threads=1), plan_of(COPIES, batch=9, precision="fp64")
+    cases = ((Halved, HELD_OUT), (Halved, PaddedText()), (FailsEvaluated, PaddedText()))
+    tasks = [decoder_task(model=each, data=data, objective="next_token", optimizer=RATE) for each, data in cases]
+    return [CHECKS["story"](task, plan, world, PaddedText(), SEQ_LEN, 3) for task in tasks]
+
+
+def test_what_evaluations_do_to_a_model_is_told_where_any_are_made() -> None:
+    """It was told of tasks without held-out data too, which are never evaluated."""
+    halved, *never = run_ranks(evaluated_oddly, 2)[0]
+    first = halved.first_difference
     assert first is not None and (first.quantity, first.name, first.step) == ("weights", "layers.0.0.weight", 1)
     assert first.family == "evaluation" and "while it is evaluated" in first.likely
+    for found in never:
+        assert found.equal and "evaluation" not in found.differences, found.first_difference
 
 
 class Grows(nn.Module):
@@ -256,7 +273,8 @@ class AlwaysDrops(nn.Module):
 
 def evaluated_with_noise(for_others: bool) -> CheckProof:
     metrics = EvaluateSpec(metrics=("accuracy",))  # of logits that a pass of their own gives
-    task = decoder_task(model=AlwaysDrops, objective="next_token", optimizer=RATE, evaluate=metrics)
+    named = {"data": HELD_OUT, "objective": "next_token", "evaluate": metrics}
+    task = decoder_task(model=AlwaysDrops, optimizer=RATE, **named)
     rows, world = passes.sample_rows, join_world("cpu", threads=1)
 
     def of_the_next(micro: Any, *draws_as: Any) -> SampleRows:
@@ -266,7 +284,7 @@ def evaluated_with_noise(for_others: bool) -> CheckProof:
     with Patch.context() as patch:
         if for_others:
             patch.setattr(passes, "sample_rows", of_the_next)
-        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, PaddedText(), SEQ_LEN, 3)
 
 
 @pytest.mark.parametrize("for_others", [False, True])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import nn
 
 from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
-from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.process.world import World
@@ -41,6 +42,7 @@ from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
+from paceline.verify.reached.remembered import Remembered, as_it_was
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -70,6 +72,13 @@ LIKELY_MOVED = (
     " buffer, once a step"
 )
 
+KEPT = "what calls leave behind"
+LIKELY_KEPT = (
+    "this loss follows what earlier calls have left on the model or the objective: {shown}, each from a program that"
+    " nobody has called. Calls change: {names}. Every micro-batch, rank and start would go on from what its own calls"
+    " have left. What is kept between calls follows from the weights alone, or is a buffer that is alike on all ranks"
+)
+
 # A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
 SCALED = 2.0**-6
 PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
@@ -88,6 +97,12 @@ class _OneDevice:
 
     model: nn.Module
     randomness: SampleRandomness
+    remembered: Remembered  # what it had before it was called
+
+    @property
+    def looked(self) -> Survey:
+        """What is known of its random numbers: another model of the program need not be called for it."""
+        return self.randomness.survey
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ class _Look:
     whole: _Numbers
     others: list[_Numbers]
     way: Walk | None = None  # from the weights of the start to these
+    kept: tuple[str, ...] = ()  # what calls change, where each cut was of a program that had not been called
 
 
 def whole_batch(
@@ -138,10 +154,11 @@ class _FoundInFormat:
 
 def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
+    every_uncalled = [dataclasses.replace(turn, objective=as_it_was(turn.objective)) for turn in turns]
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)
-    for turn in () if left_out else turns:
+    for turn, uncalled in () if left_out else zip(turns, every_uncalled, strict=True):
         try:
             with seen:
                 whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
@@ -149,16 +166,17 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        for look in _looks(asked, program, turn, _Look(whole, others), seen):
+        looks = _looks(asked, program, turn, _Look(whole, others), seen)
+        for look in itertools.chain(looks, _uncalled(asked, program, uncalled)):
             found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, look)
+            wrong, explained, itself = _beyond_rounding(wrong, asked, program, uncalled if look.kept else turn, look)
             rounding = rounding or explained
             if itself is not None:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
-                moved = _moving(asked, turn, look, wrong[0][1])
+                moved = _moving(asked, turn, look, wrong[0][1]) if not look.kept else ()
                 first = _first(wrong, look, turn, program.randomness.told, moved=moved)
             if first is not None:
                 break
@@ -191,6 +209,30 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
     if sides.has_any and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
         for way in FAR_WALKS:
             yield from _later(asked, turn, rows, way, sides)
+
+
+def _uncalled(asked: Asked, known: _OneDevice, turn: Turn) -> Iterator[_Look]:
+    """Yield the look at a few rows whose cuts are each of a program that nobody has called, where calls leave anything.
+
+    The turn's objective is as it was before it was called.
+    """
+    few, kept = asked.plan.batch_samples, known.remembered.changed()
+    if not kept:
+        return
+    try:
+        whole, other = (_numbers_anew(asked, known, turn, sizes) for sizes in ((few,), growing(few)))
+    except Exception:  # whatever a program says that wants to be called before
+        return
+    if not _not_finite(whole):
+        yield _Look(whole, [other], kept=kept)
+
+
+def _numbers_anew(
+    asked: Asked, known: _OneDevice, turn: Turn, sizes: tuple[int, ...], move: Move | None = None
+) -> _Numbers:
+    """Return what a program gives that is made for this cut, of whose random numbers all is known."""
+    own = dataclasses.replace(turn, objective=as_it_was(turn.objective))
+    return _numbers(asked, _program(asked, [own], move, known.looked), own, sizes)
 
 
 def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen) -> Iterator[_Look]:
@@ -279,16 +321,19 @@ def _not_finite(whole: _Numbers) -> list[str]:
     return [name for name, tensor in found.items() if not tensor.isfinite().all()]
 
 
-def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _OneDevice:
-    """Return the model of one device, its weights moved where asked, with the random numbers of its samples."""
-    model = asked.model(move)
-    objectives = [turn.objective for turn in turns]
-    dtype = MASTER_DTYPES[asked.plan.precision]
-    return _OneDevice(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, dtype))
+def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None, looked: Survey | None = None) -> _OneDevice:
+    """Return the model of one device, its weights moved where asked, with the random numbers of its samples.
+
+    It is called to learn whose these are, unless that is known.
+    """
+    model, objectives = asked.model(move), [turn.objective for turn in turns]
+    remembered, given = Remembered(model, objectives), (asked.task, asked.plan, asked.source, model, objectives)
+    randomness = reference_randomness(*given, MASTER_DTYPES[asked.plan.precision], looked)
+    return _OneDevice(model, randomness, remembered)
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, look: _Look
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, known: _OneDevice, turn: Turn, look: _Look
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -296,6 +341,8 @@ def _beyond_rounding(
     """
 
     def computed(made: int, move: Move | None) -> _Numbers:
+        if look.kept:
+            return _numbers_anew(asked, known, turn, look.whole.sizes, move)
         program = _program(asked, [turn], move)
         if look.way is not None:
             _walked(asked, program, turn, look.way)
@@ -447,12 +494,14 @@ def _first(
         f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
-    family, likely = (OUT_OF_PROPORTION, LIKELY_SCALED) if is_scaled else (MOVED, LIKELY_MOVED) if moved else (
-        FAMILY, LIKELY)  # fmt: skip
-    buffers = ", ".join(moved[:LISTED])
+    family, likely = FAMILY, LIKELY
+    if is_scaled or moved or look.kept:
+        family, likely = (OUT_OF_PROPORTION, LIKELY_SCALED) if is_scaled else (MOVED, LIKELY_MOVED) if moved else (
+            KEPT, LIKELY_KEPT)  # fmt: skip
+    names_moved = ", ".join((moved or look.kept)[:LISTED])
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
         tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=family,
-        likely=likely.format(shown=shown, names=buffers) + guessed,
+        likely=likely.format(shown=shown, names=names_moved) + guessed,
     )  # fmt: skip

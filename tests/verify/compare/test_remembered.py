@@ -1,0 +1,126 @@
+"""What calls leave in plain attributes is there in each later cut: cuts of programs that nobody has called tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_whole_batch import checked, classifier, logits_of, summed, task_of
+from torch import Tensor, nn
+
+from paceline.verify.reached.remembered import Remembered, as_it_was
+
+
+class Calibrated(nn.Module):
+    """Divides by a scale that the first micro-batch after each update measures, as ranges of activations are."""
+
+    def __init__(self, by_rows: bool = True) -> None:
+        super().__init__()
+        self.body, self.head, self.by_rows = nn.Linear(6, 8), nn.Linear(8, 2), by_rows
+        self.measured_at, self.scale = -1, torch.ones(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x).tanh()
+        if self.measured_at != self.head.weight._version:
+            self.measured_at = self.head.weight._version
+            self.scale = (hidden if self.by_rows else self.head.weight).detach().std(unbiased=False) + 1
+        return self.head(hidden / self.scale)
+
+
+def by_weights() -> nn.Module:
+    return Calibrated(by_rows=False)
+
+
+class Denormalised(nn.Module):
+    """Keeps a row's own mean and deviation between two layers, and a table by its size, as it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        self.mean, self.deviation = x.mean(1, keepdim=True), x.std(1, keepdim=True)
+        hidden = self.body((x - self.mean) / self.deviation).tanh()
+        table = self.tables.setdefault(x.shape[1], torch.arange(x.shape[1], dtype=x.dtype).cos())
+        return self.head((hidden + table) * self.deviation + self.mean)
+
+
+class FirstRows:
+    """An objective that weighs by the spread of the first rows that it sees."""
+
+    def __init__(self) -> None:
+        self.spread: Tensor | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        """Return the loss, weighed."""
+        if self.spread is None:
+            self.spread = batch["ours"].std() + 1
+        loss, rows = summed(model, batch)
+        return loss * self.spread, rows
+
+
+def first_rows() -> Any:
+    """Return such an objective that is a function."""
+    spread: Tensor | None = None
+
+    def weighed(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        nonlocal spread
+        spread = batch["ours"].std() + 1 if spread is None else spread
+        loss, rows = summed(model, batch)
+        return loss * spread, rows
+
+    return weighed
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "names"),
+    [
+        (Calibrated, lambda: summed, ("measured_at", "scale")),
+        (classifier, FirstRows, ("objective.spread",)),
+        (classifier, first_rows, ("objective's spread",)),
+        (by_weights, lambda: summed, ()),
+        (Denormalised, lambda: summed, ()),
+    ],
+    ids=["scale", "object", "function", "of the weights", "of each row"],
+)
+def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, names: tuple[str, ...]) -> None:
+    """Each later cut had it from the first one: told "equal", and each rank measures its own rows."""
+    first = checked(task_of(model, objective())).first_difference
+    assert (first is None) == (not names), first
+    if first is not None:
+        assert first.family == "what calls leave behind" and ", ".join(names) in first.likely
+
+
+def test_copies_of_an_objective_hold_what_it_held_and_share_its_modules() -> None:
+    teacher, held = nn.Linear(6, 6), [1]
+
+    @dataclasses.dataclass
+    class Distils:
+        teacher: nn.Module
+        seen: list[int]
+
+        def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            self.seen.append(len(self.seen))
+            return F.mse_loss(logits_of(model, batch), self.teacher(batch["ours"]), reduction="sum"), 1
+
+    def function(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        held.append(len(held))
+        return teacher(logits_of(model, batch)).sum(), 1
+
+    function.coupled = "batch"  # type: ignore[attr-defined]
+    objective, rows = Distils(teacher, held), {"ours": torch.ones(1, 6)}
+    for one in (objective, function):
+        remembered, copied = Remembered(nn.Identity(), [one]), as_it_was(one)
+        copied(nn.Identity(), rows)
+        assert not remembered.changed() and held == [1]
+        one(nn.Identity(), rows)
+        assert len(remembered.changed()) == 1
+        del held[1:]
+    assert as_it_was(objective).teacher is teacher and as_it_was(function).coupled == "batch"
+    assert as_it_was(summed) is summed
