@@ -97,6 +97,27 @@ def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, n
         assert first.family == "what calls leave behind" and ", ".join(names) in first.likely
 
 
+def cleared(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Clear gradients first, as in the loop that it was copied from."""
+    model.zero_grad()
+    return summed(model, batch)
+
+
+def backward_of_its_own(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Go backward by an auxiliary loss, and return the other alone."""
+    with torch.enable_grad():
+        (0.1 * logits_of(model, batch).square().sum()).backward()
+    return summed(model, batch)
+
+
+@pytest.mark.parametrize("objective", [cleared, backward_of_its_own])
+def test_an_objective_that_changes_gradients_itself_is_told_as_that(objective: Any) -> None:
+    """It was told as no sum over rows, or as a gradient that a hook clips."""
+    first = checked(task_of(classifier, objective)).first_difference
+    assert first is not None and first.family == "gradients taken by the objective"
+    assert "zero_grad()" in first.likely and "backward()" in first.likely
+
+
 def test_copies_of_an_objective_hold_what_it_held_and_share_its_modules() -> None:
     teacher, held = nn.Linear(6, 6), [1]
 

@@ -79,6 +79,13 @@ LIKELY_KEPT = (
     " have left. What is kept between calls follows from the weights alone, or is a buffer that is alike on all ranks"
 )
 
+TAKEN = "gradients taken by the objective"
+LIKELY_TAKEN = (
+    "the objective changes gradients itself, before it returns its loss: {shown}. backward() of another loss adds what"
+    " no step divides by its items, and zero_grad() drops what micro-batches before it have given. An objective returns"
+    " one sum of all its terms; the step goes backward, and clears gradients, once for all"
+)
+
 # A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
 SCALED = 2.0**-6
 PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
@@ -115,6 +122,7 @@ class _Numbers:
     gradients: dict[str, torch.Tensor]
     reach: float  # what the loss counts as at least
     moved: tuple[str, ...]  # names of the buffers that the passes have moved
+    takes_gradients: bool = False  # whether the objective changed gradients by itself
 
 
 @dataclass(frozen=True)
@@ -418,16 +426,17 @@ def _numbers(
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
-    start = 0
+    start, takes = 0, False
     before = _versions(model)
     with buffers_kept(model):
         for size in sizes:
             each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
-            data = _read(source, task.seed, positions)
+            data, held = _read(source, task.seed, positions), _gradients_of(model)
             with each:
                 with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
                     loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
+                takes = takes or _gradients_of(model) != held
                 (loss_sum * scale).backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
@@ -437,7 +446,13 @@ def _numbers(
     means = {name: grad / (by * scale) for name, grad in gradients.items()}
     norm = norm_together(means.values())
     reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
-    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved)
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved, takes)
+
+
+def _gradients_of(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensor each gradient is, and how often it was changed in place, by the parameter's name."""
+    held = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: (id(gradient), gradient._version) for name, gradient in held.items()}
 
 
 def _read(source: Source, seed: int, positions: np.ndarray) -> Any:
@@ -494,10 +509,13 @@ def _first(
         f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
-    family, likely = FAMILY, LIKELY
-    if is_scaled or moved or look.kept:
-        family, likely = (OUT_OF_PROPORTION, LIKELY_SCALED) if is_scaled else (MOVED, LIKELY_MOVED) if moved else (
-            KEPT, LIKELY_KEPT)  # fmt: skip
+    known = {
+        TAKEN: (look.whole.takes_gradients or cut.takes_gradients, LIKELY_TAKEN),
+        OUT_OF_PROPORTION: (is_scaled, LIKELY_SCALED),
+        MOVED: (bool(moved), LIKELY_MOVED),
+        KEPT: (bool(look.kept), LIKELY_KEPT),
+    }
+    family, likely = next(((name, text) for name, (is_so, text) in known.items() if is_so), (FAMILY, LIKELY))
     names_moved = ", ".join((moved or look.kept)[:LISTED])
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,

@@ -30,6 +30,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.metrics.metric import LossTotal, Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.metrics.rewards import RewardsOfPairs
+from paceline.task.models.build import evaluating
 from paceline.task.models.held import put_buffer
 from paceline.task.objective import Objective, next_token, next_token_logits
 from paceline.task.turns import objective_of
@@ -85,17 +86,17 @@ def evaluations(
         data = cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
         return placed_plainly(objective, data)
 
-    model.eval()
     found = []
     for state in states:
         for name, parameter in model.named_parameters():
             parameter.copy_(state[name])
         for name, _ in list(model.named_buffers()):
             put_buffer(model, name, state[name])
-        # Read anew each time: a program may change its inputs in place.
-        one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
-        with _drawing(model, range(count), whole := read(ids)):
-            loss, weight = objective(model, whole)
+        with evaluating(model):  # of each state: a class may change weights by its own `eval`, and back
+            # Read anew each time: a program may change its inputs in place.
+            one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
+            with _drawing(model, range(count), whole := read(ids)):
+                loss, weight = objective(model, whole)
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
         changed = tuple(name for name, weight in model.named_parameters() if not torch.equal(weight, state[name]))
