@@ -32,6 +32,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
+from paceline.task.models.build import evaluating
 from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
@@ -42,6 +43,14 @@ from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
+from paceline.verify.reached.causes import (
+    FOR_OTHERS,
+    LEFT_BEHIND,
+    MOVES,
+    NO_SUM,
+    OUT_OF_PROPORTION,
+    TAKES_GRADIENTS,
+)
 from paceline.verify.reached.remembered import Remembered, as_it_was
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
@@ -56,46 +65,12 @@ MANY_ROWS = 64
 # That a piece of so many rows may take, by what few take: a large model has fewer. They are reckoned from what is
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
-FAMILY = "loss not a sum over rows"
 LATER = ", on weights that {} have moved,"
 FAR_SECONDS = 1.0  # that all steps to weights which reach a threshold may take, reckoned as MANY_SECONDS are
-LIKELY = (
-    "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
-    ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
-    " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
-)
-MOVED = "buffers that move with each call"
-LIKELY_MOVED = (
-    "this loss follows how often the model is called: {shown}. It does not where these buffers stand still between the"
-    " pieces, which every call moves: {names}. A step calls the model once for every micro-batch. A layer that moves"
-    " nothing in evaluation mode, as torch's spectral_norm, may stay in it (module.eval()); or a callback moves the"
-    " buffer, once a step"
-)
-
-KEPT = "what calls leave behind"
-LIKELY_KEPT = (
-    "this loss follows what earlier calls have left on the model or the objective: {shown}, each from a program that"
-    " nobody has called. Calls change: {names}. Every micro-batch, rank and start would go on from what its own calls"
-    " have left. What is kept between calls follows from the weights alone, or is a buffer that is alike on all ranks"
-)
-
-TAKEN = "gradients taken by the objective"
-LIKELY_TAKEN = (
-    "the objective changes gradients itself, before it returns its loss: {shown}. backward() of another loss adds what"
-    " no step divides by its items, and zero_grad() drops what micro-batches before it have given. An objective returns"
-    " one sum of all its terms; the step goes backward, and clears gradients, once for all"
-)
 
 # A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
 SCALED = 2.0**-6
 PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
-OUT_OF_PROPORTION = "gradient not in proportion"
-LIKELY_SCALED = (
-    "the gradient is not in proportion to the loss: {shown}. A hook or the backward pass of a Function clips it on its"
-    " way back, or normalises it, and a step scales the loss by numbers of its own: what is kept of a gradient would"
-    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way factors alone"
-    " are right"
-)
 
 
 @dataclass(frozen=True)
@@ -185,7 +160,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
                 moved = _moving(asked, turn, look, wrong[0][1]) if not look.kept else ()
-                first = _first(wrong, look, turn, program.randomness.told, moved=moved)
+                is_drawn = not (moved or look.kept) and _is_drawn(asked, program, turn, look, wrong[0][1])
+                first = _first(wrong, look, turn, program.randomness.told, moved=moved, is_drawn=is_drawn)
             if first is not None:
                 break
         first = first or _out_of_proportion(asked, program, turn, whole)
@@ -283,6 +259,15 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: _Numbers) -> tuple[str, 
     whole, others = (_numbers(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
     most = tolerance(QUANTITY, asked.plan.precision)
     return moved if all(d.relative <= most for d in _differences(whole, others)) else ()
+
+
+def _is_drawn(asked: Asked, program: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> bool:
+    """Return whether a program that draws for samples is a sum over rows where it draws nothing."""
+    if not program.looked.patterns or look.way is not None:
+        return False
+    with evaluating(program.model):
+        whole, other = (_numbers(asked, program, turn, each.sizes) for each in (look.whole, cut))
+    return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
 
 
 def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
@@ -492,6 +477,7 @@ def _first(
     guesses: tuple[str, ...],
     is_scaled: bool = False,
     moved: tuple[str, ...] = (),
+    is_drawn: bool = False,
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
@@ -509,17 +495,18 @@ def _first(
         f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
-    known = {
-        TAKEN: (look.whole.takes_gradients or cut.takes_gradients, LIKELY_TAKEN),
-        OUT_OF_PROPORTION: (is_scaled, LIKELY_SCALED),
-        MOVED: (bool(moved), LIKELY_MOVED),
-        KEPT: (bool(look.kept), LIKELY_KEPT),
+    seen = {
+        TAKES_GRADIENTS: look.whole.takes_gradients or cut.takes_gradients,
+        OUT_OF_PROPORTION: is_scaled,
+        MOVES: bool(moved),
+        LEFT_BEHIND: bool(look.kept),
+        FOR_OTHERS: is_drawn,
     }
-    family, likely = next(((name, text) for name, (is_so, text) in known.items() if is_so), (FAMILY, LIKELY))
+    cause = next((one for one, is_so in seen.items() if is_so), NO_SUM)
     names_moved = ", ".join((moved or look.kept)[:LISTED])
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
-        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=family,
-        likely=likely.format(shown=shown, names=names_moved) + guessed,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=cause.family,
+        likely=cause.likely.format(shown=shown, names=names_moved) + guessed,
     )  # fmt: skip

@@ -40,8 +40,8 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.measures import tensor_differences
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.compare.whole_batch import FAMILY
-from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
+from paceline.verify.reached.causes import NO_SUM
+from paceline.verify.loops.buffers import NO_SUM.family as OF_A_RANK
 from paceline.verify.loops.buffers import BuffersOfRanks
 from paceline.verify.loops.compared_loop import HeldLoop, load_weights, require_whole_weights
 from paceline.verify.loops.hooks import WeightHooks
@@ -54,7 +54,7 @@ from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict
 
 LoopStep = Callable[[Any], Any]
 COMPARED = ("loss", "gradients", "weights")
-NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
+NAMED = (NO_SUM.family, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
