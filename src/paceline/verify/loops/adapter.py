@@ -40,8 +40,7 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.measures import tensor_differences
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.reached.causes import NO_SUM
-from paceline.verify.loops.buffers import NO_SUM.family as OF_A_RANK
+from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
 from paceline.verify.loops.buffers import BuffersOfRanks
 from paceline.verify.loops.compared_loop import HeldLoop, load_weights, require_whole_weights
 from paceline.verify.loops.hooks import WeightHooks
@@ -49,6 +48,7 @@ from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.loops.waiting_ranks import told_where_ranks_wait
+from paceline.verify.reached.causes import NO_SUM
 from paceline.verify.rounding.conditioning import beyond_rounding, beyond_tolerance
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 

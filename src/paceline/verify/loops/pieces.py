@@ -229,7 +229,8 @@ def _gradient(own: nn.Module, objective: AnyObjective, batch: object) -> Tensor:
 def _told(name: str, found: float, cut: float, far: float, likely: str) -> FirstDifference:
     return FirstDifference(
         quantity="whole batch", name=name, step=1, rank=0, relative=far, ratio=cut / found if found else math.nan,
-        ours=cut, reference=found, copies_agree=True, tensors=(name,), tensors_in_all=1, family=NO_SUM.family, likely=likely,
+        ours=cut, reference=found, copies_agree=True, tensors=(name,), tensors_in_all=1,
+        family=NO_SUM.family, likely=likely,
     )  # fmt: skip
 
 
