@@ -9,8 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_whole_batch import checked, classifier, logits_of, summed, task_of
+from tests_shared import plan_of
 from torch import Tensor, nn
 
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.task.data.sources.mapped import MapSource
+from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.reached.remembered import Remembered, as_it_was
 
 
@@ -116,6 +121,43 @@ def test_an_objective_that_changes_gradients_itself_is_told_as_that(objective: A
     first = checked(task_of(classifier, objective)).first_difference
     assert first is not None and first.family == "gradients taken by the objective"
     assert "zero_grad()" in first.likely and "backward()" in first.likely
+
+
+class Augmented:
+    """Rows with noise; `holds` keeps them as they were read first, or before they have any."""
+
+    def __init__(self, holds: str) -> None:
+        self.holds, self.held = holds, dict[int, Any]()
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.holds == "augmented" and index in self.held:
+            return self.held[index]
+        x = torch.linspace(0, index + 1, 6).cos()
+        if self.holds == "plain":
+            x = self.held.setdefault(index, x)
+        row = {
+            "ours": x if self.holds == "nothing drawn" else x + 0.1 * torch.randn(6),
+            "labels": torch.tensor(index % 2),
+        }
+        self.held.setdefault(index, row)
+        return row
+
+
+@pytest.mark.parametrize(
+    ("holds", "is_found"), [("augmented", True), ("plain", False), ("", False), ("nothing drawn", False)]
+)
+def test_rows_that_keep_what_they_drew_are_named(holds: str, is_found: bool) -> None:
+    """A second epoch alone shows it, which the proof before training has none of: told "equal"."""
+    task = task_of(classifier, summed)
+    source = MapSource(Augmented(holds), 0)
+    found = whole_batch(task, plan_of(Layout(), 7), join_world("cpu"), source, 1, 3, {})
+    assert found.equal is (holds != "augmented"), found.first_difference
+    if not found.equal:
+        first = found.first_difference
+        assert first.family == "rows that keep what they drew" and "before it is augmented" in first.likely
 
 
 def test_copies_of_an_objective_hold_what_it_held_and_share_its_modules() -> None:

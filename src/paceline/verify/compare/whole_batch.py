@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,12 +46,14 @@ from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
 from paceline.verify.reached.causes import (
     FOR_OTHERS,
+    KEEPS_DRAWS,
     LEFT_BEHIND,
     MOVES,
     NO_SUM,
     OUT_OF_PROPORTION,
     TAKES_GRADIENTS,
 )
+from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
 from paceline.verify.reached.remembered import Remembered, as_it_was
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
@@ -119,7 +122,9 @@ def whole_batch(
     compared, nor one that says itself that its rows see each other and so is never cut: `left_out` tells why. One whose
     kernels know no fp64, as those of fake quantisation, is compared in fp32.
     """
-    asked, turns = Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
+    began, asked, turns = time.perf_counter(), Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
+    if (kept := row_that_keeps_its_draws(source)) is not None:
+        return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {QUANTITY: 1.0}, _keeping(kept))
     exact = _held(asked.in_format("fp64"), turns)
     if not exact.fails:
         return exact.proof
@@ -351,6 +356,16 @@ def _beyond_rounding(
         return [], None, left[0]
     kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
     return kept, rounding, None
+
+
+def _keeping(sample: int) -> FirstDifference:
+    """Return what is told of a sample that keeps what it drew."""
+    name = f"sample {sample}"
+    return FirstDifference(
+        quantity=QUANTITY, name=name, step=1, rank=0, relative=1.0, ratio=math.nan, ours=math.nan, reference=math.nan,
+        copies_agree=True, tensors=(name,), tensors_in_all=1, family=KEEPS_DRAWS.family,
+        likely=KEEPS_DRAWS.likely.format(shown=sample),
+    )  # fmt: skip
 
 
 def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:

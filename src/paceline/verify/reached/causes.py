@@ -46,3 +46,9 @@ OUT_OF_PROPORTION = Diagnosis(
     " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way factors alone"
     " are right",
 )
+KEEPS_DRAWS = Diagnosis(
+    "rows that keep what they drew",
+    "sample {shown} draws random numbers when it is read first, and none when it is read again: the data set holds it"
+    " as it was augmented. Another rank, or a start after a resume, reads it first at another position, and has another"
+    " one. Hold the sample as it is before it is augmented",
+)

@@ -7,7 +7,6 @@ that, it is made again on samples of which two in three have some.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,10 +19,11 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import GathersRows, Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.reference.passes import reference_model
 from paceline.verify.reference.plain_documents import placed_plainly
+from paceline.verify.twin.fold import ChangedSource
 
 LOOKED = 2048  # samples that are asked for their items, at most
 WANTED = 32  # samples with items, for each objective
@@ -31,29 +31,25 @@ TOGETHER = 16  # samples that are asked at once
 HAVING = 2  # samples with items for each one without
 
 
-@dataclasses.dataclass(frozen=True)
-class ChosenOrder:
-    """Some samples alone, in another order in each epoch."""
-
-    chosen: tuple[int, ...]
-
-    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the samples at these positions of the training."""
-        places = GlobalOrder(len(self.chosen)).ids(seed, positions)
-        return np.array(self.chosen, dtype=np.int64)[places]
-
-
-class ChosenSource:
-    """Some samples of another source, which keep their ids. All else is the other's."""
+class ChosenSource(ChangedSource):
+    """Some samples of another source, by numbers of their own, in another order in each epoch."""
 
     def __init__(self, source: Source, chosen: Sequence[int]) -> None:
-        self.changes, self.samples, self.order = source, len(chosen), ChosenOrder(tuple(chosen))
-        self.fingerprint = f"{source.fingerprint} chosen"
+        super().__init__(source, "chosen")
+        self.samples, self.order = len(chosen), GlobalOrder(len(chosen))
+        self._chosen = np.array(chosen, dtype=np.int64)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies and pickles ask of an object that is not made yet
-            raise AttributeError(name)
-        return getattr(self.changes, name)
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+        """Return the batch of the other source."""
+        return self.changes.read(self._chosen[ids], positions)
+
+    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Return what `batch` makes batches of these samples from, where the other source gathers rows."""
+        return cast(GathersRows, self.changes).gather(self._chosen[ids])
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of the gathered rows first..last."""
+        return cast(GathersRows, self.changes).batch(gathered, first, last)
 
 
 def of_chosen(source: Source, chosen: Sequence[int]) -> Source:
