@@ -237,19 +237,15 @@ class TiedLate(nn.Module):
 
     def __init__(self, is_late: bool) -> None:
         super().__init__()
-        self.flat, self.other, self.head = nn.Flatten(), nn.LazyLinear(10), nn.Linear(10, 10, bias=False)
-        self.mid, self.is_late = nn.Linear(10, 10), is_late
-        self.other(self.flat(IMAGES["images"]))
-        self.tie()
-
-    def tie(self) -> None:
-        """Make one weight of two."""
-        self.head.weight = nn.Parameter(self.mid.weight.detach().clone()) if self.is_late else self.mid.weight
+        self.flat, self.enter = nn.Flatten(), nn.Linear(64, 10)
+        self.mid, self.head = nn.Linear(10, 10), nn.Linear(10, 10, bias=False)
+        if not is_late:
+            self.head.weight = self.mid.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits."""
         self.head.weight = self.mid.weight
-        return self.head(self.mid(self.other(self.flat(x))))
+        return self.head(self.mid(self.enter(self.flat(x))))
 
 
 def test_weights_that_a_forward_pass_ties_are_refused() -> None:
