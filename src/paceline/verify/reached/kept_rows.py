@@ -6,6 +6,7 @@ and after every resume. One that is held as it was first read follows from which
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.errors import DataError
 from paceline.task.data.sources.mapped import MapSource, generators_kept
 
 LOOKED = 3  # rows, of which the first that draws nothing says that none does
@@ -22,11 +24,12 @@ SEEDS = (1, 2)  # of two reads of a row
 def row_that_keeps_its_draws(source: Any) -> int | None:
     """Return the number of a sample that draws when it is first read, and not when it is read again; None of none."""
     found = _mapped(source)
-    for index in _of(found.samples) if found is not None else ():
-        if not _draws(found, index, SEEDS[0]):
-            return None
-        if not _draws(found, index, SEEDS[1]):
-            return index
+    with contextlib.suppress(DataError):  # of a sample that cannot be read: who wants it says so
+        for index in _of(found.samples) if found is not None else ():
+            if not _draws(found, index, SEEDS[0]):
+                return None
+            if not _draws(found, index, SEEDS[1]):
+                return index
     return None
 
 
