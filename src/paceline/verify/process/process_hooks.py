@@ -7,35 +7,36 @@ may be right. The proof cannot tell, and says what it sees.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-
-import torch.nn.modules.module as of_modules
-import torch.optim.optimizer as of_optimizers
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from paceline.spec.proof.records import CheckProof
 
 # By torch's names, of which none is public; one that a later version lacks has no hooks.
 TABLES = {
-    of_modules: ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks",
-                 "_global_backward_hooks"),
-    of_optimizers: ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+    "torch.nn.modules.module": ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks",
+                                "_global_backward_hooks"),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
 }  # fmt: skip
+OF = {"torch.nn.modules.module": "modules", "torch.optim.optimizer": "optimizers"}
 OURS = ("paceline.", "torch.")
 SAID = (
     "; or it is {hooks}, registered for all {what} of the process: a proof has two of them, the layout's and one"
     " device's, and such a hook sees both. On the model itself (register_forward_hook), or on the optimizer that the"
     " task makes (register_step_post_hook), it sees its own"
 )
+Table = dict[int, Callable[..., object]]
+Taken = list[tuple[Table, Table]]  # a table, and what was in it
 
 
 def hooks_of_all() -> dict[str, list[str]]:
     """Return the names of the user's hooks that are registered for all modules, and for all optimizers."""
     found: dict[str, list[str]] = {}
-    for where, tables in TABLES.items():
-        hooks = [hook for table in tables for hook in getattr(where, table, {}).values()]
-        names = [name for hook in hooks if not (name := _name_of(hook)).startswith(OURS)]
+    for what, table in _tables():
+        names = [name for hook in table.values() if not (name := ".".join(_name_of(hook))).startswith(OURS)]
         if names:
-            found["modules" if where is of_modules else "optimizers"] = list(dict.fromkeys(names))
+            found[what] = list(dict.fromkeys([*found.get(what, []), *names]))
     return found
 
 
@@ -48,6 +49,36 @@ def naming_hooks(result: CheckProof) -> CheckProof:
     return dataclasses.replace(result, first_difference=dataclasses.replace(first, likely=f"{first.likely}{more}"))
 
 
-def _name_of(hook: Callable[..., object]) -> str:
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
-    return f"{named.__module__}.{named.__qualname__}"
+def take_hooks_of(modules: Collection[str]) -> Taken:
+    """Take away the hooks that some modules have registered for all of the process, and return what was there.
+
+    A module that is imported again registers its hooks again, and the old ones know objects that nobody has any more.
+    """
+    taken: Taken = []
+    for _, table in _tables():
+        taken.append((table, dict(table)))
+        for key, hook in taken[-1][1].items():
+            if _name_of(hook)[0] in modules:
+                del table[key]
+    return taken
+
+
+def put_back(taken: Taken) -> None:
+    """Have the tables hold what they held."""
+    for table, held in taken:
+        table.clear()
+        table.update(held)
+
+
+def _tables() -> Iterator[tuple[str, Table]]:
+    for where, tables in TABLES.items():
+        for table in tables:
+            found: Any = getattr(sys.modules.get(where), table, None)
+            if found is not None:
+                yield OF[where], found
+
+
+def _name_of(hook: Callable[..., object]) -> tuple[str, str]:
+    """Return the module and the name of a hook, or of its class."""
+    named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
+    return str(named.__module__), str(named.__qualname__)
