@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 # What nn.Module itself keeps in a module's dictionary: parameters and buffers are looked at elsewhere.
-TORCHS = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 SIZED = (list, dict, set)
-OURS = "paceline."  # what the proof itself hangs on a model
+PROOFS_OWN = "paceline."  # what the proof itself hangs on a model
 
 
 class Remembered:
@@ -42,13 +42,13 @@ class Remembered:
         for objective in self._objectives:
             held.update(_of_objective(objective))
         return {name: (value, len(value) if isinstance(value, SIZED) else 0) for name, value in held.items()
-                if not type(value).__module__.startswith(OURS)}  # fmt: skip
+                if not type(value).__module__.startswith(PROOFS_OWN)}  # fmt: skip
 
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name not in TORCHS:
+            if name not in OF_EVERY_MODULE:
                 yield f"{path}.{name}" if path else name, value
 
 
