@@ -105,10 +105,10 @@ def torchs_by_world(optimizer: Any) -> Any:
 
 
 class Counts:
-    """A warm-up by how often it was asked."""
+    """A warm-up by how often it was asked, which is over on the first rank."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = 0 if dist.get_rank() else 100
 
     def __call__(self, step: int) -> float:
         """Return a rate."""

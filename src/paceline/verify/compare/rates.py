@@ -55,10 +55,11 @@ def rates(
 
 
 def _asked_again(own: RatesByStep, task: Task, precision: str, began: float, world: World) -> CheckProof | None:
-    """Return rank 0's record of rates that are others when they are asked for once more, None where they are not."""
+    """Return the record of the first rank whose rates are others when asked for once more, None where none are."""
     told = {"there": "at first", "here": "when it is asked for again"}
-    found = rates_apart(own, own_rates(task), 0, precision, began, told, (NOT_REPRODUCIBLE.family, LIKELY_ANEW))
-    return world.share(found)
+    cause = NOT_REPRODUCIBLE.family, LIKELY_ANEW
+    mine = rates_apart(own, own_rates(task), world.rank, precision, began, told, cause)
+    return next((found for found in world.gather(mine) if found is not None), None)
 
 
 def rates_apart(

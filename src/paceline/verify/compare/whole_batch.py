@@ -123,8 +123,8 @@ def whole_batch(
     kernels know no fp64, as those of fake quantisation, is compared in fp32.
     """
     began, asked, turns = time.perf_counter(), Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
-    if (kept := row_that_keeps_its_draws(source)) is not None:
-        return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {QUANTITY: 1.0}, _keeping(kept))
+    if (sample := row_that_keeps_its_draws(source)) is not None:
+        return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {QUANTITY: 1.0}, _keeping(sample))
     exact = _held(asked.in_format("fp64"), turns)
     if not exact.fails:
         return exact.proof

@@ -60,5 +60,5 @@ def _draws(source: Any, index: int, seed: int) -> bool:
 
 
 def _states() -> tuple[object, ...]:
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, keys.tobytes(), tuple(rest), torch.default_generator.get_state().numpy().tobytes()
+    numpys = [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    return random.getstate(), *numpys, torch.default_generator.get_state().numpy().tobytes()

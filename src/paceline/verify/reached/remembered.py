@@ -37,7 +37,7 @@ class Remembered:
         return before is not value or known != size
 
     def _held(self) -> dict[str, tuple[object, int]]:
-        """Return each attribute by its name, and the size of a container. It is held, or another might get its id."""
+        """Return each attribute by name, with the size of a container: objects, since an id may be given again."""
         held = dict(_of_model(self._model))
         for objective in self._objectives:
             held.update(_of_objective(objective))

@@ -127,8 +127,8 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     """
     held_out, evaluates = open_sources(task.data, task.seed)[1], has_evaluations(task)
     if evaluates:
-        other = held_out is None or isinstance(source, ChosenSource)
-        held_out = source if other else for_twin(held_out, task)
+        chosen = isinstance(source, ChosenSource)
+        held_out = source if held_out is None or chosen else for_twin(held_out, task)
     selection, sizes = task.selection, story_sizes(task, plan)
     read, saved = sizes[0], len(sizes) - 1
     # An epoch ends within the second step, and another one later. Candidates of a step are not the same sample twice:

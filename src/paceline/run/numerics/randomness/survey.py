@@ -196,7 +196,7 @@ def _is_apart(pattern: Pattern, one: Sequence[Tensor | None], other: Sequence[Te
 
 
 def _with_another_second(batch: object) -> object:
-    """Return a batch of two samples with another second one: its numbers moved, its whole numbers in another order."""
+    """Return a batch of two samples with another second sample: numbers are moved, whole ones in another order."""
 
     def other(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != FEW:
