@@ -83,16 +83,37 @@ def first_rows() -> Any:
     return weighed
 
 
+BASELINE: Tensor | None = None
+SEEN: list[float] = []
+
+
+def against_a_baseline(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Weigh by the spread of the first rows, in a global variable."""
+    global BASELINE
+    BASELINE = batch["ours"].std() + 1 if BASELINE is None else BASELINE
+    loss, rows = summed(model, batch)
+    return loss * BASELINE, rows
+
+
+def noting(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Keep losses for a chart, in a global list, which changes nothing."""
+    loss, rows = summed(model, batch)
+    SEEN.append(float(loss))
+    return loss, rows
+
+
 @pytest.mark.parametrize(
     ("model", "objective", "names"),
     [
+        (classifier, lambda: against_a_baseline, ("the global BASELINE",)),
+        (classifier, lambda: noting, ()),
         (Calibrated, lambda: summed, ("measured_at", "scale")),
         (classifier, FirstRows, ("objective.spread",)),
         (classifier, first_rows, ("objective's spread",)),
         (by_weights, lambda: summed, ()),
         (Denormalised, lambda: summed, ()),
     ],
-    ids=["scale", "object", "function", "of the weights", "of each row"],
+    ids=["global", "noted", "scale", "object", "function", "of the weights", "of each row"],
 )
 def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, names: tuple[str, ...]) -> None:
     """Each later cut had it from the first one: told "equal", and each rank measures its own rows."""

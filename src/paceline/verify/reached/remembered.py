@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 # What nn.Module itself keeps in a module's dictionary: parameters and buffers are looked at elsewhere.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 SIZED = (list, dict, set)
+PLAIN = (bool, int, float, Tensor, *SIZED)  # what a global variable holds that calls may change
+MOST = 100_000  # elements of one
+_NONE = object()
 PROOFS_OWN = "paceline."  # what the proof itself hangs on a model
 
 
@@ -64,6 +67,21 @@ def _of_objective(objective: object) -> Iterator[tuple[str, Any]]:
                 yield f"objective's {name}", cell.cell_contents
             except ValueError:  # of a variable that nobody has set yet
                 continue
+        yield from ((f"the global {name}", value) for name, value in _globals_of(objective).items())
+
+
+def _globals_of(function: FunctionType) -> dict[str, Any]:
+    """Return the plain values among the global variables that a function of the user's names."""
+    if function.__module__.startswith(PROOFS_OWN):
+        return {}
+    named = ((name, function.__globals__.get(name, _NONE)) for name in function.__code__.co_names)
+    return {
+        name: value for name, value in named if value is None or (isinstance(value, PLAIN) and _size(value) <= MOST)
+    }
+
+
+def _size(value: object) -> int:
+    return value.numel() if isinstance(value, Tensor) else len(value) if isinstance(value, SIZED) else 1
 
 
 def as_it_was(objective: Any) -> Any:
@@ -71,7 +89,7 @@ def as_it_was(objective: Any) -> Any:
 
     Modules that it holds, such as a teacher, are the same.
     """
-    if isinstance(objective, FunctionType) and objective.__closure__:
+    if isinstance(objective, FunctionType) and (objective.__closure__ or _globals_of(objective)):
         return _function_as_it_was(objective)
     held = getattr(objective, "__dict__", None)
     if not held or isinstance(objective, FunctionType | functools.partial | nn.Module):
@@ -80,9 +98,10 @@ def as_it_was(objective: Any) -> Any:
 
 
 def _function_as_it_was(function: FunctionType) -> FunctionType:
-    """Return a function whose variables around it are copies."""
+    """Return a function whose variables around it, and plain global ones, are copies."""
     cells = tuple(_cell_as_it_was(cell) for cell in function.__closure__ or ())
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    around = {**function.__globals__, **{name: _copied(value) for name, value in _globals_of(function).items()}}
+    made = FunctionType(function.__code__, around, function.__name__, function.__defaults__, cells)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made
