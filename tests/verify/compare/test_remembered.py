@@ -56,6 +56,22 @@ class Denormalised(nn.Module):
         return self.head((hidden + table) * self.deviation + self.mean)
 
 
+class Remembering:
+    """An objective that holds a row against what the model said of it before, by its first number."""
+
+    def __init__(self) -> None:
+        self.before: dict[float, Tensor] = {}
+
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        """Return the loss and how far rows are from what was said."""
+        loss, rows = summed(model, batch)
+        said = logits_of(model, batch).softmax(-1)
+        for at, row in zip(batch["ours"][:, 0].tolist(), said, strict=True):
+            loss = loss + (row - self.before.get(at, row.detach() / 2)).square().sum()
+            self.before[at] = row.detach()
+        return loss, rows
+
+
 class FirstRows:
     """An objective that weighs by the spread of the first rows that it sees."""
 
@@ -109,11 +125,12 @@ def noting(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         (classifier, lambda: noting, ()),
         (Calibrated, lambda: summed, ("measured_at", "scale")),
         (classifier, FirstRows, ("objective.spread",)),
+        (classifier, Remembering, ("objective.before",)),
         (classifier, first_rows, ("objective's spread",)),
         (by_weights, lambda: summed, ()),
         (Denormalised, lambda: summed, ()),
     ],
-    ids=["global", "noted", "scale", "object", "function", "of the weights", "of each row"],
+    ids=["global", "noted", "scale", "object", "rows", "function", "of the weights", "of each row"],
 )
 def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, names: tuple[str, ...]) -> None:
     """Each later cut had it from the first one: told "equal", and each rank measures its own rows."""

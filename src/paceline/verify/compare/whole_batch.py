@@ -165,6 +165,8 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
                 moved = _moving(asked, turn, look, wrong[0][1]) if not look.kept else ()
+                if not (moved or look.kept):
+                    look = _of_uncalled(asked, program, uncalled, look, wrong[0][1])
                 is_drawn = not (moved or look.kept) and _is_drawn(asked, program, turn, look, wrong[0][1])
                 first = _first(wrong, look, turn, program.randomness.told, moved=moved, is_drawn=is_drawn)
             if first is not None:
@@ -214,6 +216,19 @@ def _uncalled(asked: Asked, known: _OneDevice, turn: Turn) -> Iterator[_Look]:
         return
     if not _not_finite(whole):
         yield _Look(whole, [other], kept=kept)
+
+
+def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> _Look:
+    """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
+    kept = known.remembered.changed()
+    if not kept or look.way is not None:
+        return look
+    try:
+        whole, other = (_numbers_anew(asked, known, turn, each.sizes) for each in (look.whole, cut))
+    except Exception:  # whatever a program says that wants to be called before
+        return look
+    is_sum = all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
+    return dataclasses.replace(look, kept=kept) if is_sum else look
 
 
 def _numbers_anew(

@@ -22,9 +22,10 @@ MOVES = Diagnosis(
 )
 LEFT_BEHIND = Diagnosis(
     "what calls leave behind",
-    "this loss follows what earlier calls have left on the model or the objective: {shown}, each from a program that"
-    " nobody has called. Calls change: {names}. Every micro-batch, rank and start would go on from what its own calls"
-    " have left. What is kept between calls follows from the weights alone, or is a buffer that is alike on all ranks",
+    "this loss follows what earlier calls have left on the model or the objective: {shown}. A program that was called"
+    " before and one that is made for each cut differ in that. Calls change: {names}. Every micro-batch, rank and start"
+    " would go on from what its own calls have left. What is kept between calls follows from the weights alone, or is a"
+    " buffer that is alike on all ranks",
 )
 TAKES_GRADIENTS = Diagnosis(
     "gradients taken by the objective",
