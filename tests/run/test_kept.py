@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.numerics.invariants import check_agreement
 from paceline.run.record.remarks import remarks_on, remarks_on_batch
 from paceline.spec.layout import Layout
-from paceline.task.models.build import build_model, has_batch_statistics
+from paceline.task.models.build import build_model, evaluating, has_batch_statistics
 from paceline.task.objective import next_token
 
 
@@ -161,6 +161,32 @@ def test_submodules_in_evaluation_mode_stay_in_it(layout: Layout) -> None:
         ranks = [laid_out(factory, cross_entropy, layout)] if layout.devices == 1 else run_kept(
             laid_out, layout.devices, factory, cross_entropy, layout)  # fmt: skip
         assert_like_plain(ranks, plain)
+
+
+class Hears(nn.Linear):
+    """A layer that keeps what it is told of modes."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.heard: list[bool] = []
+
+    def train(self, mode: bool = True) -> Hears:
+        self.heard = [*getattr(self, "heard", []), mode]
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_class_hears_of_the_end_of_an_evaluation_too(is_frozen: bool) -> None:
+    """Flags alone were put back: what a class does as it is evaluated (merged adapters, a cache) stayed."""
+    model = nn.Sequential(Hears(), nn.BatchNorm1d(WIDTH), nn.Dropout())
+    model[1].eval()
+    if is_frozen:
+        model[0].eval()
+        model[0].heard.clear()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, not is_frozen, False, True]
+    assert model[0].heard == ([False, True, False] if is_frozen else [False, True])
 
 
 def test_guards_see_the_modes_of_training() -> None:

@@ -33,7 +33,7 @@ class Waves(nn.Module):
 SAYS = (
     "ill-conditioned, equal to one device in fp64: loss ",
     "; in fp32 ",
-    "on one device whose weights are moved by a unit in the last place of fp32",
+    "where rounding weights to fp32 moves one device by",
     "the plan is right",
     "a smaller learning rate",
 )

@@ -174,7 +174,7 @@ SPLIT_PROOFS = [
             "gradients", "gradient normalisation", "bias"),
     Planted("dropout", "tensor ranks draw masks of their own of what all have whole", "dropped, tensor",
             line("run.numerics.randomness.shares:_instance",
-                 ("        return Share(dim, local, None)\n",
+                 ("        return Share(dim, local, None, apart)\n",
                   "        own = torch.arange(math.prod(local)) + part.tp_rank\n"
                   "        return Share(dim, local, folded(own))\n")),
             "loss", "forward pass", "loss"),

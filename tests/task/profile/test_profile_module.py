@@ -232,6 +232,29 @@ def test_weights_that_a_forward_pass_makes_are_refused(looks: bool) -> None:
     assert profile_module(model, IMAGES, classification).source == "traced"
 
 
+class TiedLate(nn.Module):
+    """Ties its head to another layer as it runs."""
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        self.flat, self.enter = nn.Flatten(), nn.Linear(64, 10)
+        self.mid, self.head = nn.Linear(10, 10), nn.Linear(10, 10, bias=False)
+        if not is_late:
+            self.head.weight = self.mid.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        self.head.weight = self.mid.weight
+        return self.head(self.mid(self.enter(self.flat(x))))
+
+
+def test_weights_that_a_forward_pass_ties_are_refused() -> None:
+    """The proof of every layout ended with `KeyError: Parameter containing` and all its numbers."""
+    with pytest.raises(ConfigError, match=r"puts another parameter in the place of the parameter 'head\.weight'"):
+        profile_module(TiedLate(is_late=True), IMAGES, classification)
+    assert profile_module(TiedLate(is_late=False), IMAGES, classification).source == "traced"
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_weights_are_no_short_lived_buffers(rows: int) -> None:
     """They rest, and do not grow with the samples: a product of 64 to 512 and a gelu hold 512 values and 512 more."""

@@ -112,7 +112,7 @@ def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
     assert found.verdict == "ill-conditioned" and found.equal is None and found.first_difference is None
     assert (rounding.quantity, rounding.step) == ("weights", 1) and ".k.bias" in rounding.name
     assert rounding.relative > rounding.tolerance and rounding.relative <= 6 * rounding.moved
-    assert "weights are moved by a unit in the last place of fp32" in found.text and "double" in found.text
+    assert "where rounding weights to fp32 moves one device by" in found.text and "double" in found.text
 
 
 @pytest.mark.parametrize("program", [ROUNDING, TAME, Program(eps=1e-12, lr=1e-5), Program(eps=1e-4, lr=1e-5)], ids=str)

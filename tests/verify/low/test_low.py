@@ -85,7 +85,12 @@ def plan_in(layout: Layout, dtype: str = "bf16", **changes: Any) -> Plan:
 def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
     """Return the check's results in this world."""
     world = join_world("cpu", threads=1)
-    return [low(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
+    return [low(with_held_out(task), plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
+
+
+def with_held_out(task: Task) -> Task:
+    """Return the task with held-out data too, the same: a task without any is never evaluated."""
+    return dataclasses.replace(task, data=(task.data, task.data))
 
 
 def right_cases() -> list[tuple[Task, Plan]]:
@@ -98,7 +103,7 @@ def right_cases() -> list[tuple[Task, Plan]]:
 def brief_proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
     """Return the same of the check before training."""
     world = join_world("cpu", threads=1)
-    return [low(task, plan, world, task.data, SEQ_LEN, 2, brief=True) for task, plan in cases]
+    return [low(with_held_out(task), plan, world, task.data, SEQ_LEN, 2, brief=True) for task, plan in cases]
 
 
 def routed_cases() -> list[tuple[Task, Plan]]:
@@ -247,6 +252,25 @@ def test_the_command_proves_the_precision_asked_for() -> None:
     (part,) = (part for part in found.parts if part.part == "low precision")
     assert part.dtype == "bf16" and part.equal
     assert found.dtypes["bf16"]["gradients"] < 1e-6
+
+
+class FailsEvaluated(Dropout):
+    """Wants more of its rows where it is evaluated than a batch of training has."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert self.training, "the rows of an evaluation have names"
+        return super().forward(tokens)
+
+
+def never_evaluated() -> CheckProof:
+    task, world = decoder_task(model=FailsEvaluated, objective="next_token"), join_world("cpu", threads=1)
+    return low(task, plan_in(REPLICATED), world, task.data, SEQ_LEN, 2, brief=True)
+
+
+def test_a_task_that_is_never_evaluated_is_not_in_low_precision_either() -> None:
+    """A model that fails there, in a task without held-out data, ended the proof with an error."""
+    found = run_kept(never_evaluated, 2)[0]
+    assert found.equal and found.differences["gradients"] > 0 and "evaluation" not in found.differences
 
 
 class Transforms(Dropout):

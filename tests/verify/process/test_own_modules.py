@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch.optim.optimizer as of_all
 
 from paceline.cli.main import main
 from paceline.run.process.handover import hand_over
@@ -21,6 +22,7 @@ from paceline.units import Amount
 from paceline.verify.compare.in_a_group import are_alike, first_numbers
 from paceline.verify.process import own_modules, worker
 from paceline.verify.process.own_modules import OwnModules
+from paceline.verify.process.process_hooks import hooks_of_all
 from paceline.verify.process.read_once import ReadOnce
 from paceline.verify.process.worker import Row
 
@@ -48,6 +50,29 @@ def drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     sys.modules.pop("of_a_user", None)
     if hasattr(sys, "once_alone"):
         del sys.once_alone
+
+
+HOOKS = """
+import sys
+from torch.optim.optimizer import register_optimizer_step_post_hook
+def follows(*given): pass
+register_optimizer_step_post_hook(follows)
+if hasattr(sys, "once_alone"): raise ValueError("already registered")
+"""
+
+
+def test_hooks_on_all_optimizers_are_there_once_however_often_their_module_is_imported(drawing: Any) -> None:
+    """The old ones stayed, and knew the models of a module that nobody had any more."""
+    load = drawing(HOOKS)
+    modules = OwnModules(load)
+    modules.import_again(load)
+    assert [hook.__module__ for hook in of_all._global_optimizer_post_hooks.values()] == ["of_a_user"]
+    assert hooks_of_all() == {"optimizers": ["of_a_user.follows"]}
+    (ours,) = of_all._global_optimizer_post_hooks.values()
+    sys.once_alone = True  # type: ignore[attr-defined]
+    modules.import_again(load)
+    assert list(of_all._global_optimizer_post_hooks.values()) == [ours], "it could not be imported again"
+    of_all._global_optimizer_post_hooks.clear()
 
 
 def test_each_rank_draws_what_generators_of_its_own_give(drawing: Any) -> None:

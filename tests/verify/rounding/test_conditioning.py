@@ -383,14 +383,13 @@ def test_a_proof_says_what_is_ill_conditioned() -> None:
     assert proof.equal and proof.verdict == "ill-conditioned" and proof.ill_conditioned.part == "uneven rows"
     assert verify_text(proof) == (
         "ill-conditioned, equal to one device in fp64: loss 2e-16, grad norm 0, weights 1e-13; in fp32 gradients of w"
-        " at step 2 differs by 3e-02 (3 more like it), and 2e-02 on one device whose weights are moved by a unit in"
-        " the last place of fp32; the plan is right, and fp32 too coarse for the program: smaller weights at the start,"
-        " a smaller learning rate or a larger eps of the optimizer make it less so (1.5 s)"
+        " at step 2 differs by 3e-02 (3 more), where rounding weights to fp32 moves one device by 2e-02; the plan is"
+        " right, fp32 too coarse: smaller first weights, a smaller learning rate or a larger eps help (1.5 s)"
     )
     chaotic = dataclasses.replace(rounding, quantity="loss", name="loss", places=1, chaos=2)
     assert (
-        "; in fp32 loss at step 2 differs by 3e-02, and 2e-02 on one device whose weights are moved by a unit in the"
-        " last place of fp32; from step 2 on the program is chaotic, of which fp32 says nothing; the plan is right"
+        "; in fp32 loss at step 2 differs by 3e-02, where rounding weights to fp32 moves one device by 2e-02; from step"
+        " 2 on the program is chaotic, of which fp32 says nothing; the plan is right"
     ) in verify_text(told(CheckProof(True, "fp32", 2, 1.0, rounding.fp64 or {}, None, chaotic)))
     inside = dataclasses.replace(rounding, coarse=False, where="norm (mean)", dtype="fp64")
     near = {"loss": 0.0, "grad_norm": 0.0, "weights": 1e-9}

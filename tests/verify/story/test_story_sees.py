@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, coarse_plan, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, coarse_plan, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.assemble import Assembled
@@ -37,6 +37,7 @@ from paceline.verify.process.checks import CHECKS
 
 Patch = pytest.MonkeyPatch
 RATE, COPIES = OptimizerSpec(lr=3e-3, eps=1e-4), Layout(dp_replicate=2)
+HELD_OUT = (PaddedText(), PaddedText())  # of a task without any no evaluation is ever made
 # What is seen here is no matter of depth, and each story is told again and again where it is not equal.
 SHALLOW = ModelSpec("llama-1m", hidden=32, layers=1, heads=4, kv_heads=2, ffn=40, vocab=VOCAB)
 TWO_LAYERS = dataclasses.replace(SHALLOW, layers=2)  # a stage needs one
@@ -142,11 +143,11 @@ def told(cases: tuple[Seen, ...]) -> list[CheckProof]:
     """Return what the story says of each mistake, in the ranks that are running."""
     world, found = join_world("cpu", threads=1), []
     for case in cases:
-        task: Task = decoder_task(**{"model": SHALLOW, "optimizer": RATE, **case.task})
+        task: Task = decoder_task(**{"model": SHALLOW, "optimizer": RATE, "data": HELD_OUT, **case.task})
         with Patch.context() as patch:
             case.plant(patch)
             plan = coarse_plan(case.layout, batch=9, precision="fp64")
-            found.append(CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3))
+            found.append(CHECKS["story"](task, plan, world, PaddedText(), SEQ_LEN, 3))
     return found
 
 
@@ -201,15 +202,81 @@ class Halved(Dropout):
         return super().forward(tokens)
 
 
-def evaluated_halved() -> CheckProof:
-    task, world = decoder_task(model=Halved, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
-    return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+class FailsEvaluated(Dropout):
+    """Wants more of its rows where it is evaluated than a batch of training has."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        assert self.training, "the rows of an evaluation have names"
+        return super().forward(tokens)
 
 
-def test_a_weight_that_evaluations_change_is_told_as_that() -> None:
-    first = run_ranks(evaluated_halved, 2)[0].first_difference
+def evaluated_oddly(cases: list[tuple[type[nn.Module], Any, Layout]]) -> list[CheckProof]:
+    """Return the stories of models that evaluations change, or that fail there."""
+    world, found = join_world("cpu", threads=1), []
+    for model, data, layout in cases:
+        task = decoder_task(model=model, data=data, objective="next_token", optimizer=RATE)
+        plan = plan_of(layout, batch=9, precision="fp64")
+        found.append(CHECKS["story"](task, plan, world, PaddedText(), SEQ_LEN, 3))
+    return found
+
+
+def test_what_evaluations_do_to_a_model_is_told_where_any_are_made() -> None:
+    """It was told of tasks without held-out data too, which are never evaluated."""
+    cases = [(Halved, HELD_OUT, COPIES), (Halved, PaddedText(), COPIES), (FailsEvaluated, PaddedText(), COPIES)]
+    halved, *never = run_ranks(evaluated_oddly, 2, cases)[0]
+    first = halved.first_difference
     assert first is not None and (first.quantity, first.name, first.step) == ("weights", "layers.0.0.weight", 1)
     assert first.family == "evaluation" and "while it is evaluated" in first.likely
+    for found in never:
+        assert found.equal and "evaluation" not in found.differences, found.first_difference
+
+
+class Merged(nn.Linear):
+    """A frozen layer with an adapter, which `eval` adds to its weight and `train` takes out again, as loralib does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.weight.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, width) / 4), nn.Parameter(torch.randn(width, 2) / 4)
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merged:
+        """Merge the adapter, or take it out."""
+        super().train(mode)
+        if mode is self.is_merged:
+            self.weight.data += (self.b @ self.a).data * (-1.0 if mode else 1.0)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs."""
+        out = F.linear(x, self.weight, self.bias)
+        return out if self.is_merged else out + x @ self.a.T @ self.b.T
+
+
+class Adapted(nn.Module):
+    """Layers with such adapters."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.layers = nn.ModuleList(Merged(width) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.head(x)
+
+
+def test_adapters_that_evaluations_merge_are_taken_out_again() -> None:
+    """Modes were put back without a word to the class: after its first evaluation a run trained no adapter."""
+    for found in run_ranks(evaluated_oddly, 2, [(Adapted, HELD_OUT, COPIES), (Adapted, HELD_OUT, Layout(dp_shard=2))])[
+        0
+    ]:
+        assert found.equal and found.differences["evaluation"] < 1e-12, found.first_difference
 
 
 class Grows(nn.Module):
@@ -256,7 +323,8 @@ class AlwaysDrops(nn.Module):
 
 def evaluated_with_noise(for_others: bool) -> CheckProof:
     metrics = EvaluateSpec(metrics=("accuracy",))  # of logits that a pass of their own gives
-    task = decoder_task(model=AlwaysDrops, objective="next_token", optimizer=RATE, evaluate=metrics)
+    named = {"data": HELD_OUT, "objective": "next_token", "evaluate": metrics}
+    task = decoder_task(model=AlwaysDrops, optimizer=RATE, **named)
     rows, world = passes.sample_rows, join_world("cpu", threads=1)
 
     def of_the_next(micro: Any, *draws_as: Any) -> SampleRows:
@@ -266,7 +334,7 @@ def evaluated_with_noise(for_others: bool) -> CheckProof:
     with Patch.context() as patch:
         if for_others:
             patch.setattr(passes, "sample_rows", of_the_next)
-        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, PaddedText(), SEQ_LEN, 3)
 
 
 @pytest.mark.parametrize("for_others", [False, True])

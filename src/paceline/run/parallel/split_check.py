@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.foreign_errors import is_of_machine
+from paceline.task.models.build import evaluating
 from paceline.task.models.held import buffers_kept
 from paceline.task.models.layers.collectives import part
 from paceline.task.rules import Rules
@@ -84,11 +85,5 @@ class SplitCheck:
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
     """Have every module in eval mode for a while: no dropout; each gets its own mode back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with buffers_kept(model):
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model), buffers_kept(model):
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,50 @@ def start_training(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode, and every module back into its own after."""
-    modes = {module: module.training for module in model.modules()}
+    modes = modes_of(model)
+    _with_shards(model)
     model.eval()
     try:
         yield
     finally:
+        put_into(model, modes)
+
+
+Modes = dict[nn.Module, bool]  # whether it is in training mode, of each module, parents before children
+
+
+def modes_of(model: nn.Module) -> Modes:
+    """Return the mode of every module of a model."""
+    return {module: module.training for module in model.modules()}
+
+
+def put_into(model: nn.Module, modes: Modes) -> None:
+    """Put every module of a model into the mode that it had; where classes have a `train` of their own, by that.
+
+    One may change weights there: adapters that are merged into a weight for evaluations are taken out again.
+    """
+    if _has_own_modes(model):
+        _with_shards(model)
         for module, training in modes.items():
-            module.training = training
+            if module is model or module.training is not training:
+                module.train(training)
+    for module, training in modes.items():
+        module.training = training
+
+
+def _has_own_modes(model: nn.Module) -> bool:
+    """Return whether a class of the model says by itself what it is to be in training and in evaluation mode."""
+    return any(type(module).train is not nn.Module.train for module in model.modules())
+
+
+def _with_shards(model: nn.Module) -> None:
+    """Let go of gathered weights where a `train` of the model's own may change any: the shards are what is kept."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported for a model that nobody has sharded
+    if fsdp is None or not _has_own_modes(model):
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 def has_batch_statistics(model: nn.Module) -> bool:

@@ -43,7 +43,10 @@ from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
 from paceline.task.touched_weights import touched_axes
 
-CALL_IT = "call the objective on the model and one batch in Python"
+CALL_IT = (
+    "call the objective on the model and one batch in Python; where a step has turns, each objective by itself, on a"
+    " model that has not been called: what another turn leaves on the model is of its last micro-batch"
+)
 NEEDS_GRADIENTS = (
     "`with torch.enable_grad():` around what asks for gradients inside of the objective: where a program is only looked"
     " at, and in evaluations, none are followed"

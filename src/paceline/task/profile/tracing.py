@@ -66,14 +66,21 @@ class Counts:
 
 
 class LateWeights(ConfigError):
-    """A model makes weights while it runs, which no optimizer has that was made before."""
+    """A model makes weights while it runs, which no optimizer has that was made before, or ties them then."""
 
-    def __init__(self, model: str, name: str) -> None:
+    def __init__(self, model: str, name: str, is_tied: bool = False) -> None:
+        what, because = (
+            "makes",
+            "this one would stay as it was drawn in a plain loop, and would be another on every rank",
+        )
+        if is_tied:
+            what = "puts another parameter in the place of"
+            because = "the one that was there is trained for nothing, and ranks hold parts of it"
         super().__init__(
-            f"the forward pass of the model {model} makes the parameter '{name}'",
-            "an optimizer trains the weights that there are when it is made: this one would stay as it was drawn in a "
-            "plain loop, and would be another on every rank",
-            "make it in __init__; or a factory that calls the model once before it returns it",
+            f"the forward pass of the model {model} {what} the parameter '{name}'",
+            f"an optimizer trains the weights that there are when it is made: {because}",
+            f"{'tie' if is_tied else 'make'} it in __init__; or a factory that calls the model once before it returns"
+            " it",
         )
 
 
@@ -93,7 +100,7 @@ def trace(
     it must be a copy. `compute` is the dtype of the weights and inputs of a copy; None leaves each its own, as "real"
     does, and all floating-point tensors of the first weight's dtype then count as compute dtype. Without `memory`, what
     the backward pass needs is left out. With `steady`, of a run for real, random numbers are the same for any number of
-    samples. Raises LateWeights where the forward pass makes parameters, and of a small copy LooksAtValues.
+    samples. Raises LateWeights where the forward pass makes or ties parameters, and of a small copy LooksAtValues.
     """
     is_real = where == "real"
     mode = _fake_mode() if where == "fake" else None
@@ -109,13 +116,21 @@ def trace(
             torch.no_grad(),
             beside_torch(recorder.counts[-1].strays),
         ):
-            built = set(dict(replica.named_parameters()))
+            built = dict(replica.named_parameters(remove_duplicate=False))
             as_sum(objective(replica, example), objective)
-        if late := [name for name, _ in replica.named_parameters() if name not in built]:
-            raise LateWeights(type(model).__name__, late[0])
+        _require_the_same(replica, built)
         if memory:
             _watch_kept(recorder, lambda: objective(replica, example))
     return recorder.counts
+
+
+def _require_the_same(model: nn.Module, built: dict[str, nn.Parameter]) -> None:
+    """Raise LateWeights where a model has other parameters than before its forward pass."""
+    now = dict(model.named_parameters(remove_duplicate=False))
+    if late := [name for name in now if name not in built]:
+        raise LateWeights(type(model).__name__, late[0])
+    if gone := [name for name, weight in built.items() if now.get(name) is not weight]:
+        raise LateWeights(type(model).__name__, gone[0], is_tied=True)
 
 
 def _watch_kept(recorder: _Recorder, run: Callable[[], object]) -> None:

@@ -50,7 +50,8 @@ NOT_REPRODUCIBLE = Diagnosis(
     "not reproducible",
     "one device gives other numbers when it computes the same once more, so that nothing can equal it: memory that"
     " nobody wrote is read (torch.empty, numpy.empty), a clock, what other calls leave behind, or random numbers that"
-    " go on from call to call, as of dropout in a loop of one's own",
+    " go on from call to call, as of dropout in a loop of one's own, or of a transform of the data that holds a"
+    " generator",
 )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from torch import nn
 
 from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
-from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.process.world import World
@@ -31,6 +33,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
+from paceline.task.models.build import evaluating
 from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
@@ -41,6 +44,17 @@ from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
+from paceline.verify.reached.causes import (
+    FOR_OTHERS,
+    KEEPS_DRAWS,
+    LEFT_BEHIND,
+    MOVES,
+    NO_SUM,
+    OUT_OF_PROPORTION,
+    TAKES_GRADIENTS,
+)
+from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
+from paceline.verify.reached.remembered import Remembered, as_it_was
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -54,32 +68,12 @@ MANY_ROWS = 64
 # That a piece of so many rows may take, by what few take: a large model has fewer. They are reckoned from what is
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
-FAMILY = "loss not a sum over rows"
 LATER = ", on weights that {} have moved,"
 FAR_SECONDS = 1.0  # that all steps to weights which reach a threshold may take, reckoned as MANY_SECONDS are
-LIKELY = (
-    "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
-    ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
-    " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
-)
-MOVED = "buffers that move with each call"
-LIKELY_MOVED = (
-    "this loss follows how often the model is called: {shown}. It does not where these buffers stand still between the"
-    " pieces, which every call moves: {names}. A step calls the model once for every micro-batch. A layer that moves"
-    " nothing in evaluation mode, as torch's spectral_norm, may stay in it (module.eval()); or a callback moves the"
-    " buffer, once a step"
-)
 
 # A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
 SCALED = 2.0**-6
 PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
-OUT_OF_PROPORTION = "gradient not in proportion"
-LIKELY_SCALED = (
-    "the gradient is not in proportion to the loss: {shown}. A hook or the backward pass of a Function clips it on its"
-    " way back, or normalises it, and a step scales the loss by numbers of its own: what is kept of a gradient would"
-    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way factors alone"
-    " are right"
-)
 
 
 @dataclass(frozen=True)
@@ -88,6 +82,12 @@ class _OneDevice:
 
     model: nn.Module
     randomness: SampleRandomness
+    remembered: Remembered  # what it had before it was called
+
+    @property
+    def looked(self) -> Survey:
+        """What is known of its random numbers: another model of the program need not be called for it."""
+        return self.randomness.survey
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class _Numbers:
     gradients: dict[str, torch.Tensor]
     reach: float  # what the loss counts as at least
     moved: tuple[str, ...]  # names of the buffers that the passes have moved
+    takes_gradients: bool = False  # whether the objective changed gradients by itself
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class _Look:
     whole: _Numbers
     others: list[_Numbers]
     way: Walk | None = None  # from the weights of the start to these
+    kept: tuple[str, ...] = ()  # what calls change, where each cut was of a program that had not been called
 
 
 def whole_batch(
@@ -120,7 +122,9 @@ def whole_batch(
     compared, nor one that says itself that its rows see each other and so is never cut: `left_out` tells why. One whose
     kernels know no fp64, as those of fake quantisation, is compared in fp32.
     """
-    asked, turns = Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
+    began, asked, turns = time.perf_counter(), Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
+    if (sample := row_that_keeps_its_draws(source)) is not None:
+        return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {QUANTITY: 1.0}, _keeping(sample))
     exact = _held(asked.in_format("fp64"), turns)
     if not exact.fails:
         return exact.proof
@@ -138,10 +142,11 @@ class _FoundInFormat:
 
 def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
+    every_uncalled = [dataclasses.replace(turn, objective=as_it_was(turn.objective)) for turn in turns]
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)
-    for turn in () if left_out else turns:
+    for turn, uncalled in () if left_out else zip(turns, every_uncalled, strict=True):
         try:
             with seen:
                 whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
@@ -149,17 +154,21 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        for look in _looks(asked, program, turn, _Look(whole, others), seen):
+        looks = _looks(asked, program, turn, _Look(whole, others), seen)
+        for look in itertools.chain(looks, _uncalled(asked, program, uncalled)):
             found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, look)
+            wrong, explained, itself = _beyond_rounding(wrong, asked, program, uncalled if look.kept else turn, look)
             rounding = rounding or explained
             if itself is not None:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
-                moved = _moving(asked, turn, look, wrong[0][1])
-                first = _first(wrong, look, turn, program.randomness.told, moved=moved)
+                moved = _moving(asked, turn, look, wrong[0][1]) if not look.kept else ()
+                if not (moved or look.kept):
+                    look = _of_uncalled(asked, program, uncalled, look, wrong[0][1])
+                is_drawn = not (moved or look.kept) and _is_drawn(asked, program, turn, look, wrong[0][1])
+                first = _first(wrong, look, turn, program.randomness.told, moved=moved, is_drawn=is_drawn)
             if first is not None:
                 break
         first = first or _out_of_proportion(asked, program, turn, whole)
@@ -191,6 +200,43 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
     if sides.has_any and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
         for way in FAR_WALKS:
             yield from _later(asked, turn, rows, way, sides)
+
+
+def _uncalled(asked: Asked, known: _OneDevice, turn: Turn) -> Iterator[_Look]:
+    """Yield the look at a few rows whose cuts are each of a program that nobody has called, where calls leave anything.
+
+    The turn's objective is as it was before it was called.
+    """
+    few, kept = asked.plan.batch_samples, known.remembered.changed()
+    if not kept:
+        return
+    try:
+        whole, other = (_numbers_anew(asked, known, turn, sizes) for sizes in ((few,), growing(few)))
+    except Exception:  # whatever a program says that wants to be called before
+        return
+    if not _not_finite(whole):
+        yield _Look(whole, [other], kept=kept)
+
+
+def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> _Look:
+    """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
+    kept = known.remembered.changed()
+    if not kept or look.way is not None:
+        return look
+    try:
+        whole, other = (_numbers_anew(asked, known, turn, each.sizes) for each in (look.whole, cut))
+    except Exception:  # whatever a program says that wants to be called before
+        return look
+    is_sum = all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
+    return dataclasses.replace(look, kept=kept) if is_sum else look
+
+
+def _numbers_anew(
+    asked: Asked, known: _OneDevice, turn: Turn, sizes: tuple[int, ...], move: Move | None = None
+) -> _Numbers:
+    """Return what a program gives that is made for this cut, of whose random numbers all is known."""
+    own = dataclasses.replace(turn, objective=as_it_was(turn.objective))
+    return _numbers(asked, _program(asked, [own], move, known.looked), own, sizes)
 
 
 def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen) -> Iterator[_Look]:
@@ -233,6 +279,15 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: _Numbers) -> tuple[str, 
     whole, others = (_numbers(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
     most = tolerance(QUANTITY, asked.plan.precision)
     return moved if all(d.relative <= most for d in _differences(whole, others)) else ()
+
+
+def _is_drawn(asked: Asked, program: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> bool:
+    """Return whether a program that draws for samples is a sum over rows where it draws nothing."""
+    if not program.looked.patterns or look.way is not None:
+        return False
+    with evaluating(program.model):
+        whole, other = (_numbers(asked, program, turn, each.sizes) for each in (look.whole, cut))
+    return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
 
 
 def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
@@ -279,16 +334,19 @@ def _not_finite(whole: _Numbers) -> list[str]:
     return [name for name, tensor in found.items() if not tensor.isfinite().all()]
 
 
-def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _OneDevice:
-    """Return the model of one device, its weights moved where asked, with the random numbers of its samples."""
-    model = asked.model(move)
-    objectives = [turn.objective for turn in turns]
-    dtype = MASTER_DTYPES[asked.plan.precision]
-    return _OneDevice(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, dtype))
+def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None, looked: Survey | None = None) -> _OneDevice:
+    """Return the model of one device, its weights moved where asked, with the random numbers of its samples.
+
+    It is called to learn whose these are, unless that is known.
+    """
+    model, objectives = asked.model(move), [turn.objective for turn in turns]
+    remembered, given = Remembered(model, objectives), (asked.task, asked.plan, asked.source, model, objectives)
+    randomness = reference_randomness(*given, MASTER_DTYPES[asked.plan.precision], looked)
+    return _OneDevice(model, randomness, remembered)
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, look: _Look
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, known: _OneDevice, turn: Turn, look: _Look
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -296,6 +354,8 @@ def _beyond_rounding(
     """
 
     def computed(made: int, move: Move | None) -> _Numbers:
+        if look.kept:
+            return _numbers_anew(asked, known, turn, look.whole.sizes, move)
         program = _program(asked, [turn], move)
         if look.way is not None:
             _walked(asked, program, turn, look.way)
@@ -311,6 +371,16 @@ def _beyond_rounding(
         return [], None, left[0]
     kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
     return kept, rounding, None
+
+
+def _keeping(sample: int) -> FirstDifference:
+    """Return what is told of a sample that keeps what it drew."""
+    name = f"sample {sample}"
+    return FirstDifference(
+        quantity=QUANTITY, name=name, step=1, rank=0, relative=1.0, ratio=math.nan, ours=math.nan, reference=math.nan,
+        copies_agree=True, tensors=(name,), tensors_in_all=1, family=KEEPS_DRAWS.family,
+        likely=KEEPS_DRAWS.likely.format(shown=sample),
+    )  # fmt: skip
 
 
 def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
@@ -371,16 +441,17 @@ def _numbers(
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
-    start = 0
+    start, takes = 0, False
     before = _versions(model)
     with buffers_kept(model):
         for size in sizes:
             each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
-            data = _read(source, task.seed, positions)
+            data, held = _read(source, task.seed, positions), _gradients_of(model)
             with each:
                 with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
                     loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
+                takes = takes or _gradients_of(model) != held
                 (loss_sum * scale).backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
@@ -390,7 +461,13 @@ def _numbers(
     means = {name: grad / (by * scale) for name, grad in gradients.items()}
     norm = norm_together(means.values())
     reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
-    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved)
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved, takes)
+
+
+def _gradients_of(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return which tensor each gradient is, and how often it was changed in place, by the parameter's name."""
+    held = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: (id(gradient), gradient._version) for name, gradient in held.items()}
 
 
 def _read(source: Source, seed: int, positions: np.ndarray) -> Any:
@@ -430,6 +507,7 @@ def _first(
     guesses: tuple[str, ...],
     is_scaled: bool = False,
     moved: tuple[str, ...] = (),
+    is_drawn: bool = False,
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
@@ -447,12 +525,18 @@ def _first(
         f" and {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
-    family, likely = (OUT_OF_PROPORTION, LIKELY_SCALED) if is_scaled else (MOVED, LIKELY_MOVED) if moved else (
-        FAMILY, LIKELY)  # fmt: skip
-    buffers = ", ".join(moved[:LISTED])
+    seen = {
+        TAKES_GRADIENTS: look.whole.takes_gradients or cut.takes_gradients,
+        OUT_OF_PROPORTION: is_scaled,
+        MOVES: bool(moved),
+        LEFT_BEHIND: bool(look.kept),
+        FOR_OTHERS: is_drawn,
+    }
+    cause = next((one for one, is_so in seen.items() if is_so), NO_SUM)
+    names_moved = ", ".join((moved or look.kept)[:LISTED])
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
-        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=family,
-        likely=likely.format(shown=shown, names=buffers) + guessed,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=cause.family,
+        likely=cause.likely.format(shown=shown, names=names_moved) + guessed,
     )  # fmt: skip

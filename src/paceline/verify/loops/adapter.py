@@ -40,7 +40,6 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.measures import tensor_differences
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.buffers import FAMILY as OF_A_RANK
 from paceline.verify.loops.buffers import BuffersOfRanks
 from paceline.verify.loops.compared_loop import HeldLoop, load_weights, require_whole_weights
@@ -49,12 +48,13 @@ from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
 from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.loops.waiting_ranks import told_where_ranks_wait
+from paceline.verify.reached.causes import NO_SUM
 from paceline.verify.rounding.conditioning import beyond_rounding, beyond_tolerance
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
 COMPARED = ("loss", "gradients", "weights")
-NAMED = (FAMILY, OF_A_RANK)  # which say by themselves what is wrong
+NAMED = (NO_SUM.family, OF_A_RANK)  # which say by themselves what is wrong
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 

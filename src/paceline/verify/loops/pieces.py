@@ -20,10 +20,10 @@ from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import reach_of
-from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.gradients import dense
 from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
 from paceline.verify.loops.unwrapped import named
+from paceline.verify.reached.causes import NO_SUM
 
 AnyObjective = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 CopyOf = Callable[[nn.Module], nn.Module]
@@ -229,7 +229,8 @@ def _gradient(own: nn.Module, objective: AnyObjective, batch: object) -> Tensor:
 def _told(name: str, found: float, cut: float, far: float, likely: str) -> FirstDifference:
     return FirstDifference(
         quantity="whole batch", name=name, step=1, rank=0, relative=far, ratio=cut / found if found else math.nan,
-        ours=cut, reference=found, copies_agree=True, tensors=(name,), tensors_in_all=1, family=FAMILY, likely=likely,
+        ours=cut, reference=found, copies_agree=True, tensors=(name,), tensors_in_all=1,
+        family=NO_SUM.family, likely=likely,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.compare.difference import Difference, together
+from paceline.verify.compare.in_a_group import has_evaluations
 from paceline.verify.compare.layout import clipped
 from paceline.verify.compare.measures import measured_numbers, measured_tensors, number_differences
 from paceline.verify.compare.tolerance import QUANTITIES, larger
@@ -111,8 +112,8 @@ def _low(device: LowDevice, world: World, *, brief: bool) -> CheckProof:
             after, _ = _later(built, task, watch, stream, last + 2, device)
             held.append(after)
             wrong += _misrouted(after.reference, last + 2)
-    # Evaluations leave gathered weights, so nothing that looks at shards comes after.
-    held.append(_evaluated(watch, stream, last, device))
+    if has_evaluations(task):  # they leave gathered weights, so nothing that looks at shards comes after
+        held.append(_evaluated(watch, stream, last, device))
     sizes = [(d, one.reference.bound(d.quantity, d.name)) for one in held for d in one.compared]
     wrong += [difference for difference, most in sizes if not difference.relative <= most]
     worst = dict.fromkeys(("loss", "gradients", "grad_norm", "weights"), 0.0)

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from paceline.run.process.alike import begin_alike
 from paceline.task.own_code import OURS, is_installed
+from paceline.verify.process.process_hooks import put_back, take_hooks_of
 
 # That a second import may take, which every rank would: a module that reads much as it is imported is left as it is.
 MOST_SECONDS = 1.0
@@ -40,11 +41,13 @@ class OwnModules:
 
     def _again(self, load: Callable[[], object]) -> bool:
         kept = {name: sys.modules.pop(name) for name in self._names if name in sys.modules}
+        hooks = take_hooks_of(self._names)
         begin_alike()
         try:
             load()
         except Exception:  # what a module registers, it may not be able to register twice
             sys.modules.update(kept)
+            put_back(hooks)
             return False
         return True
 

@@ -23,6 +23,7 @@ class ReadOnce:
         self._tasks: dict[Path, Task] = {}
         self._opened: dict[str, Source] = {}
         self.own_modules: OwnModules | None = None
+        self.chosen: dict[bool, tuple[int, ...]] = {}  # samples that twins read, by whether labels are masked
 
     def begin(self, paths: Iterable[Path]) -> None:
         """Read the specs that are plain data and open their text: every rank would list its files again."""
@@ -43,10 +44,12 @@ class ReadOnce:
     def source(self, task: Task, masked: bool) -> Source:
         """Return the samples of a twin's task."""
         from paceline.task.data.source import open_sources
+        from paceline.verify.twin.chosen import of_chosen
         from paceline.verify.twin.fold import for_twin
 
         opened = self._opened.get(repr(task.data)) if isinstance(task.data, DataSpec) else None
-        return for_twin(open_sources(task.data, task.seed)[0] if opened is None else opened, task, masked)
+        source = for_twin(open_sources(task.data, task.seed)[0] if opened is None else opened, task, masked)
+        return of_chosen(source, self.chosen.get(masked, ()))
 
 
 def _is_local_text(data: object) -> bool:

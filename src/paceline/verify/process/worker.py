@@ -34,6 +34,7 @@ from paceline.cluster.here.collector import keep_for_good
 from paceline.errors import DataError, NeedsWholeWeights, NothingToLearn, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
+from paceline.scratch import Scratch
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.proof.records import CheckName
 from paceline.spec.task import Task
@@ -106,9 +107,33 @@ def _in_turn(
                 return outcome.exit_code
             told = _told(result_path)
             left = [place for place in left if place not in told]
-            if left and outcome.exit_code:  # the next one of them is the one that failed
+            if left and outcome.exit_code and not _chooses_samples(rows[left[0]], outcome, read):
+                # The next one of them is the one that failed.
                 _tell(result_path, left.pop(0), failed=dataclasses.asdict(outcome))
     return 0
+
+
+def _chooses_samples(row: Row, outcome: Outcome, read: ReadOnce) -> bool:
+    """Return whether parts can be asked again on other samples, which `read` gives from now on.
+
+    So it is where the first ones have no item to learn from and others have. They are looked for once, in a process of
+    its own: what runs here is the user's.
+    """
+    if (outcome.error or {}).get("error") != NothingToLearn.__name__ or row.masked in read.chosen:
+        return False
+    with Scratch("samples") as folder:
+        path = Path(folder) / "chosen.json"
+
+        def choose() -> None:
+            from paceline.verify.twin.chosen import samples_with_items
+
+            task = read.task(row.spec)
+            _load_named(task)
+            path.write_text(json.dumps(samples_with_items(task, row.plan, read.source(task, row.masked))))
+
+        supervise_started(functools.partial(fork, functools.partial(guarded, choose)), 1, os.environ)
+        read.chosen[row.masked] = tuple(json.loads(path.read_text())) if path.exists() else ()
+    return bool(read.chosen[row.masked])
 
 
 def _still_asked(rows: Sequence[Row], places: Sequence[int], result_path: Path) -> list[int]:
@@ -211,6 +236,7 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, unt
     from paceline.run.process.world import join_world
     from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
+    from paceline.verify.process.process_hooks import naming_hooks
 
     place = place_here(os.environ)
     is_asked = place is not None and place.rank == 0 and place.world_size > 1
@@ -235,7 +261,7 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, unt
             with _naming_damage(source):
                 result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
-                _tell(result_path, job, result=dataclasses.asdict(result))
+                _tell(result_path, job, result=dataclasses.asdict(naming_hooks(result)))
             # The first rank's word: what each computes by itself, as the whole batch, may differ between ranks.
             if until_failed and not world.share(result.equal) and (unequal is None or row.number < unequal.number):
                 unequal = row

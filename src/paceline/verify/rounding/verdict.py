@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from paceline.spec.proof.records import FirstDifference, LoopProof, PartProof, Rounding
 
 EQUAL, ILL_CONDITIONED, UNEQUAL = "equal", "ill-conditioned", "unequal"
-ADVICE = (
-    "the plan is right, and fp32 too coarse for the program: smaller weights at the start, a smaller learning rate or a"
-    " larger eps of the optimizer make it less so"
-)
+ADVICE = "the plan is right, fp32 too coarse: smaller first weights, a smaller learning rate or a larger eps help"
 
 
 def explained_by_rounding(parts: Sequence[PartProof]) -> Rounding | None:
@@ -35,13 +32,13 @@ def verdict_of(wrong: FirstDifference | None, rounding: Rounding | None) -> str:
 
 
 def rounding_text(rounding: Rounding) -> str:
-    """Return what rounding explains in words, such as "in fp32 gradients of w at step 1 differ by 3e-03, ..."."""
-    others = f" ({rounding.places - 1} more like it)" if rounding.places > 1 else ""
+    """Return what rounding explains in words, such as "in fp32 gradients of w at step 1 differs by 3e-03, ..."."""
+    others = f" ({rounding.places - 1} more)" if rounding.places > 1 else ""
     of = "" if rounding.name == rounding.quantity else f" of {rounding.name}"
     text = (
         f"in {rounding.dtype} {rounding.quantity}{of} at step {rounding.step} differs by"
-        f" {rounding.relative:.0e}{others}, and {rounding.moved:.0e} on one device whose weights are moved by"
-        f" a unit in the last place of {rounding.format}"
+        f" {rounding.relative:.0e}{others}, where rounding weights to {rounding.format} moves one device by"
+        f" {rounding.moved:.0e}"
     )
     if rounding.chaos is not None:
         nothing = ", of which fp32 says nothing" if rounding.dtype == "fp32" else ""

@@ -76,4 +76,7 @@ def _evaluation(first: FirstDifference, act: Act) -> str:
         if degree > 1 and any(abs(first.ratio / by - 1) < 1e-3 for by in (degree, 1 / degree)):
             return f"{what} held-out samples is off by {name}, {degree}"
     is_not = "their mean" if first.name == LOSS else "theirs"
-    return f"{what} held-out samples is not {is_not}: some are left out, counted twice, or averaged as equals"
+    kept = (
+        "; or the model keeps what an evaluation before it has left, which no start finds again" if act.resumed else ""
+    )
+    return f"{what} held-out samples is not {is_not}: some are left out, counted twice, or averaged as equals{kept}"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from paceline.errors import NothingToLearn
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.again import DRAWS_BY
 from paceline.run.numerics.randomness.mode import SampleRandomness
@@ -29,6 +30,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.metrics.metric import LossTotal, Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.metrics.rewards import RewardsOfPairs
+from paceline.task.models.build import evaluating
 from paceline.task.models.held import put_buffer
 from paceline.task.objective import Objective, next_token, next_token_logits
 from paceline.task.turns import objective_of
@@ -43,12 +45,12 @@ LOSS, ITEMS = "evaluation", "items"
 class Evaluated:
     """What the held-out samples give: the mean loss per item, how many items it is over, and metrics by name.
 
-    The loss is NaN where it is not a sum over samples: it then depends on which of them are read together, and so do
-    metrics.
+    The loss is NaN where nothing is held out, or where it is not a sum over samples: it then depends on which of them
+    are read together, and so do metrics.
     """
 
-    loss: float
-    weight: float
+    loss: float = math.nan
+    weight: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     changed: tuple[str, ...] = ()  # weights that are others once the samples have been evaluated
 
@@ -62,9 +64,19 @@ class Evaluated:
 
 @torch.no_grad()
 def evaluations(
-    task: Task, plan: Plan, model: nn.Module, states: Iterable[Mapping[str, torch.Tensor]], held_out: Source, few: int
+    task: Task,
+    plan: Plan,
+    model: nn.Module,
+    states: Iterable[Mapping[str, torch.Tensor]],
+    held_out: Source | None,
+    few: int,
 ) -> list[Evaluated]:
-    """Return what the first held-out samples of their order give with the model in each state, `few` of them."""
+    """Return what the first held-out samples of their order give with the model in each state, `few` of them.
+
+    Without held-out samples the model is not called.
+    """
+    if held_out is None:
+        return [Evaluated() for _ in states]
     objective = objective_of(task, held_out.unit)
     metrics = metrics_of(task.evaluate, held_out, objective)
     count = min(few, held_out.samples)
@@ -74,17 +86,17 @@ def evaluations(
         data = cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
         return placed_plainly(objective, data)
 
-    model.eval()
     found = []
     for state in states:
         for name, parameter in model.named_parameters():
             parameter.copy_(state[name])
         for name, _ in list(model.named_buffers()):
             put_buffer(model, name, state[name])
-        # Read anew each time: a program may change its inputs in place.
-        one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
-        with _drawing(model, range(count), whole := read(ids)):
-            loss, weight = objective(model, whole)
+        with evaluating(model):  # of each state: a class may change weights by its own `eval`, and back
+            # Read anew each time: a program may change its inputs in place.
+            one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
+            with _drawing(model, range(count), whole := read(ids)):
+                loss, weight = objective(model, whole)
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
         changed = tuple(name for name, weight in model.named_parameters() if not torch.equal(weight, state[name]))
@@ -122,6 +134,12 @@ def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric],
             for name, value in metric.measure(outputs, row).items():
                 vector = value.detach().double().reshape(-1).numpy()
                 total[name] = total.get(name, np.zeros_like(vector)) + vector
+    if not weight_sum:
+        raise NothingToLearn(
+            f"the {len(rows)} held-out samples that the proof reads have no item to measure the loss on",
+            "the objective's weights add up to zero over the first of the held-out data's order",
+            "check their labels: are all of them masked?",
+        )
     whole = LossTotal(loss_sum, weight_sum)
     values = {
         name: value

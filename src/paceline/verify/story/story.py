@@ -36,6 +36,7 @@ from paceline.task.data.source import open_sources
 from paceline.units import Amount
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.in_a_group import has_evaluations
 from paceline.verify.compare.layout import first_difference, overflow
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.process.shared_folder import shared_folder
@@ -53,6 +54,7 @@ from paceline.verify.story.plans import (
 )
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
 from paceline.verify.story.story_differences import journal_differences, restored_differences, step_differences
+from paceline.verify.twin.chosen import ChosenSource
 from paceline.verify.twin.fold import for_twin, shortened
 
 
@@ -120,10 +122,13 @@ def _told(task: Task, plan: Plan, world: World, source: Source, on_copies: bool)
 def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     """Return the spec of the run: amounts in samples, which are to be counted in steps, and uneven parts to evaluate.
 
-    A task without held-out data is evaluated on what it trains on.
+    A task that is never evaluated is not in its story either. One whose held-out data are further sets alone, or have
+    items in few samples, is evaluated on what it trains on.
     """
-    held_out = open_sources(task.data, task.seed)[1]
-    held_out = source if held_out is None else for_twin(held_out, task)
+    held_out, evaluates = open_sources(task.data, task.seed)[1], has_evaluations(task)
+    if evaluates:
+        chosen = isinstance(source, ChosenSource)
+        held_out = source if held_out is None or chosen else for_twin(held_out, task)
     selection, sizes = task.selection, story_sizes(task, plan)
     read, saved = sizes[0], len(sizes) - 1
     # An epoch ends within the second step, and another one later. Candidates of a step are not the same sample twice:
@@ -141,12 +146,12 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
             # prompts and further sets are of the task's own vocabulary and length.
             callbacks=(),
             samples=SamplesSpec(),
-            evaluate=EvaluateSpec(metrics=task.evaluate.metrics),
+            evaluate=EvaluateSpec(metrics=task.evaluate.metrics if evaluates else ()),
         ),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(
             checkpoint_every=Amount(saved * read, "samples"),
-            evaluate_every=Amount(read, "samples"),
+            evaluate_every=Amount(read, "samples") if evaluates else None,
             evaluate_samples=2 * world.size + 1,
             check_every=Amount(1, "steps"),
             record_samples=True,

@@ -142,9 +142,33 @@ def mapped(x: Tensor) -> Tensor:
     return torch.func.vmap(lambda row: row * torch.rand_like(row), randomness="different")(x)
 
 
+def twice(x: Tensor) -> Tensor:
+    """The batch put together with itself, in one pass: each row has two masks, as in R-Drop and SimCSE."""
+    one, other = F.dropout(torch.cat((x, x)), 0.3).chunk(2)
+    return one + 0.5 * other
+
+
+def noise_of_two_views(x: Tensor) -> Tensor:
+    """Noise of a batch and its mirror image, put together along another dimension."""
+    both = torch.cat((x, x.flip(1))).transpose(0, 1)
+    one, other = (both + torch.randn_like(both)).transpose(0, 1).chunk(2)
+    return one * other
+
+
+def time_first(x: Tensor) -> Tensor:
+    """Tokens of all rows in one list, time first."""
+    return F.dropout(x.transpose(0, 1).flatten(0, 1), 0.3).unflatten(0, (x.shape[1], -1)).transpose(0, 1)
+
+
+def tokens_in_a_list(x: Tensor) -> Tensor:
+    """Tokens of all rows in one list, rows first."""
+    return F.dropout(x.flatten(0, 1), 0.3).view_as(x)
+
+
 EXACT: tuple[Callable[[Tensor], Tensor], ...] = (
     noise_of_a_view, number_for_each_row, bernoulli, chosen_tokens, hard_gumbel, fused_attention, filled_normal,
-    filled_uniform, complex_noise, distribution, shared_order, own_function, mapped,
+    filled_uniform, complex_noise, distribution, shared_order, own_function, mapped, twice, noise_of_two_views,
+    time_first, tokens_in_a_list,
 )  # fmt: skip
 NAMED: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
     (mixed_rows, "n = 2 for 2 samples is 3 for 3"),

@@ -248,7 +248,7 @@ class SampleRandomness(TorchFunctionMode):
             return out
         share = self._share(tuple(out.shape), out.device)
         owners = share.owners(self._rows)
-        if not share.dim:
+        if share.in_order:
             fill(out.view(len(owners), -1), key, owners, share.places, lanes, finish, share.inner)
             return out
         flat = out.new_empty(len(owners), out.numel() // len(owners))
@@ -271,7 +271,7 @@ class SampleRandomness(TorchFunctionMode):
         if known not in self._shares:
             share = self._found(site, shape)
             places = None if share.places is None else share.places.to(device)
-            self._shares[known] = Share(share.dim, share.inner, places)
+            self._shares[known] = Share(share.dim, share.inner, places, share.apart)
         return self._shares[known]
 
     def _found(self, site: Site, shape: tuple[int, ...]) -> Share:

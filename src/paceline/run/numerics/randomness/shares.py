@@ -74,13 +74,16 @@ class Pattern:
     """How a random tensor of a program is laid out on one device, per sample.
 
     `shape` is that of `rows` samples; dimension `dim` counts them, a multiple of `rows` long. Where `dim` is None all
-    samples share the tensor. `length` is that of the samples that the program was looked at with.
+    samples share the tensor. `length` is that of the samples that the program was looked at with. What a sample has of
+    the dimension lies side by side, or `apart`, in steps of `rows`: [a, b, a, b], as where a batch is put together with
+    itself, or time comes first.
     """
 
     shape: tuple[int, ...]
     rows: int
     dim: int | None
     length: int | None = None
+    apart: bool = False
 
     def inner(self) -> tuple[int, ...]:
         """Return the whole shape of one sample's slice."""
@@ -94,6 +97,12 @@ class Share:
     dim: int | None
     inner: tuple[int, ...]  # of the local slice
     places: Tensor | None  # int32, of the local slice in the whole one; None where it is the whole one
+    apart: bool = False  # whether what a slice has of the dimension lies in steps of the number of slices
+
+    @property
+    def in_order(self) -> bool:
+        """Whether slices follow each other in memory: nobody's, or samples first."""
+        return not self.dim and not self.apart
 
     def owners(self, rows: SampleRows) -> np.ndarray:
         """Return the owners of the slices."""
@@ -101,9 +110,10 @@ class Share:
 
     def restored(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
         """Return values [owners, places] in the shape of the local tensor."""
-        if not self.dim:  # nobody's, or samples first
+        if self.in_order:
             return flat.view(shape)
-        return flat.view(-1, *self.inner).movedim(0, self.dim).reshape(shape)
+        assert self.dim is not None
+        return flat.view(-1, *self.inner).movedim(0, self.dim + self.apart).reshape(shape)
 
 
 def share_of(shape: tuple[int, ...], rows: SampleRows, patterns: Sequence[Pattern], part: RankPart) -> Share | None:
@@ -151,15 +161,15 @@ def _instance(
     dim = pattern.dim
     if len(shape) != len(pattern.shape) or (dim is not None and shape[dim] % rows):
         return None
-    local = _inner(shape, rows, dim)
+    local, apart = _inner(shape, rows, dim), pattern.apart
     if local == whole:
-        return Share(dim, local, None)
+        return Share(dim, local, None, apart)
     if part.is_whole or len(local) != len(whole):
         return None
     of_tokens = [at for at, length in enumerate(whole) if length == tokens]
     found = (_places(local, whole, at, part) for at in [*of_tokens, None])
     places = next((each for each in found if each is not None), None)
-    return None if places is None else Share(dim, local, folded(places))
+    return None if places is None else Share(dim, local, folded(places), apart)
 
 
 def _places(local: tuple[int, ...], whole: tuple[int, ...], tokens: int | None, part: RankPart) -> Tensor | None:
@@ -177,7 +187,10 @@ def _places(local: tuple[int, ...], whole: tuple[int, ...], tokens: int | None, 
 def _of_another_length(shape: tuple[int, ...], rows: SampleRows, pattern: Pattern, part: RankPart) -> Share | None:
     if part.is_whole:  # what the rank has of a sample is all there is
         fits = pattern.dim is not None and len(shape) == len(pattern.shape) and shape[pattern.dim] % len(rows) == 0
-        return Share(pattern.dim, _inner(shape, len(rows), pattern.dim), None) if fits else None
+        if not fits:
+            return None
+        inner = _inner(shape, len(rows), pattern.dim)
+        return Share(pattern.dim, inner, None, pattern.apart and len(inner) == len(shape))
     if rows.length is None or pattern.length is None:
         return None
     whole = tuple(rows.length if length == pattern.length else length for length in pattern.inner())
@@ -186,6 +199,6 @@ def _of_another_length(shape: tuple[int, ...], rows: SampleRows, pattern: Patter
 
 def _same(one: Share, other: Share) -> bool:
     """Return whether two shares of one local tensor say the same. Slices along one dimension are alike in any case."""
-    if one.dim != other.dim or (one.places is None) != (other.places is None):
+    if (one.dim, one.apart) != (other.dim, other.apart) or (one.places is None) != (other.places is None):
         return False
     return one.places is None or other.places is None or torch.equal(one.places, other.places)

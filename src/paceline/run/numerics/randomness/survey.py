@@ -9,7 +9,7 @@ once, which tells whether and where it draws, but not for whom.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class _Observer(SampleRandomness):
         self.strays: dict[str, str] = {}
         self.modules: set[type] = set()
         self.moved: list[str] = []  # generators that are not torch's, and drew
+        self.read: dict[Site, list[Tensor | None]] = {}  # what functions that draw were given, where it is kept
+        self._given: Tensor | None = None
 
     @property
     def draws(self) -> bool:
@@ -59,10 +61,16 @@ class _Observer(SampleRandomness):
         modules: list[object] = []
         site = site_of_caller(modules.append)
         self.shapes.setdefault(site, []).append(shape)
+        self.read.setdefault(site, []).append(self._given)
         self.modules.update(type(module) for module in modules[:1] if module is not None)
         if modules == [None]:
             self.stray(where(site), "a function that is run again in the backward pass, and no module in it, draws")
         return Share(None, shape, None)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> object:
+        tensors = (each.detach() for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        self._given = next(tensors, None)
+        return super()._drawn(func, args, kwargs)
 
     def calls(self, numbers: dict[str, float]) -> None:
         self.numbers.setdefault(site_of_caller(), []).append(numbers)
@@ -85,12 +93,12 @@ class _LookedAt:
     device: torch.device
     generators: dict[torch.Generator, Tensor] = field(default_factory=dict)  # its own, and where they stood
 
-    def look(self, objective: SurveyedObjective, count: int) -> _Observer:
-        """Return what is seen where the objective runs on so many samples."""
+    def look(self, objective: SurveyedObjective, count: int, batch: object = None) -> _Observer:
+        """Return what is seen where the objective runs on so many samples, all the same unless a batch is given."""
         observer = _Observer(self.device, count, self.generators)
         others = Others(self.model)
         with observer.during(SampleRows(np.arange(count), 0)):
-            objective(self.model, repeated(self.batch, count))
+            objective(self.model, repeated(self.batch, count) if batch is None else batch)
         observer.moved = others.moved()
         return observer
 
@@ -138,12 +146,65 @@ def _surveyed(program: _LookedAt, objective: SurveyedObjective) -> Survey:
                 raise _compiles_itself(error) from error
             failed = failed or f"{type(error).__name__}: {error}"
             continue
-        return replace(_concluded(one, other, length_of(program.batch)), unread=unread, failed=failed)
+        found = _concluded(one, other, length_of(program.batch))
+        return replace(found, patterns=_side_by_side(program, objective, found), unread=unread, failed=failed)
     try:
         one, unread = program.first_look(objective, rows)
     except Exception:  # its first step will say it again
         return Survey(failed=failed, unseen=True)
     return replace(_of_one_look(one, failed), unread=unread)
+
+
+def _side_by_side(program: _LookedAt, objective: SurveyedObjective, found: Survey) -> dict[Site, tuple[Pattern, ...]]:
+    """Return the patterns, of which those are `apart` where a sample's own places along its dimension do not adjoin.
+
+    Two looks at two samples, the second of which is another one in the second look, tell: of what a function that draws
+    is given, its places have other numbers.
+    """
+    if all(_each(pattern) == 1 for patterns in found.patterns.values() for pattern in patterns):
+        return found.patterns
+    two = repeated(program.batch, FEW)
+    try:
+        one, other = (program.look(objective, FEW, batch).read for batch in (two, _with_another_second(two)))
+    except Exception:  # whatever a program says to a row of other numbers
+        return found.patterns
+    return {
+        site: tuple(
+            replace(pattern, apart=_is_apart(pattern, one.get(site, []), other.get(site, []))) for pattern in patterns
+        )
+        for site, patterns in found.patterns.items()
+    }
+
+
+def _each(pattern: Pattern) -> int:
+    """Return how many places of its dimension a sample has."""
+    return 1 if pattern.dim is None else pattern.shape[pattern.dim] // pattern.rows
+
+
+def _is_apart(pattern: Pattern, one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """Return whether places of the second of two samples lie in steps of two, by what two looks have read."""
+    each, dim = _each(pattern), pattern.dim
+    if each == 1 or dim is None:
+        return False
+    size, changed = FEW * each, set[int]()
+    for here, there in zip(one, other, strict=False):
+        if here is None or there is None or here.shape != there.shape or here.dim() <= dim or here.shape[dim] != size:
+            continue
+        differs = (here != there).movedim(dim, 0).flatten(1).any(1)
+        changed |= set(differs.nonzero().flatten().tolist())
+    return bool(changed) and all(place % FEW for place in changed) and any(place < each for place in changed)
+
+
+def _with_another_second(batch: object) -> object:
+    """Return a batch of two samples with another second sample: numbers are moved, whole ones in another order."""
+
+    def other(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != FEW:
+            return leaf
+        second = leaf[1:] + 0.5 if leaf.is_floating_point() or leaf.is_complex() else leaf[1:].flip(-1)
+        return torch.cat((leaf[:1], second))
+
+    return tree_map(other, batch)
 
 
 def _is_of_compiler(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from paceline.run.parallel.pipeline.rng_state import random_state
 from paceline.run.parallel.pipeline.split import Pipeline
 from paceline.run.parallel.pipeline.stage_module import StageModule, refuse_call, rows_in
 from paceline.spec.plan import Plan
-from paceline.task.models.build import start_training
+from paceline.task.models.build import modes_of, put_into, start_training
 
 
 def schedules() -> dict[str, Any]:
@@ -221,7 +221,7 @@ class PipelinePasses:
     def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
         """Run a stage once for what it hands on, and leave no trace."""
         part = stage.part
-        modes = {module: module.training for module in part.modules()}
+        modes = modes_of(part)
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
         start_training(part)  # dropout draws in training alone
         with torch.no_grad():
@@ -229,8 +229,7 @@ class PipelinePasses:
             for buffer, kept in buffers:
                 buffer.copy_(kept)
         draws = self._randomness.has_drawn
-        for module, training in modes.items():
-            module.training = training
+        put_into(part, modes)
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), found[0].dtype, draws)
         if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):

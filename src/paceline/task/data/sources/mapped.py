@@ -102,12 +102,12 @@ class MapSource:
             if not self._draws:
                 return batch
         rows = []
-        with _generators_kept():
+        with generators_kept():
             for index, seed in zip(indices, seeds, strict=True):
                 random.seed(seed)
                 np.random.seed(seed % 2**32)
                 torch.default_generator.manual_seed(seed)
-                rows.append(self._row(index))
+                rows.append(self.row(index))
             return self._collate(rows, indices)
 
     def _read_undrawn(self, indices: list[int], seeds: list[int]) -> Any:
@@ -119,7 +119,7 @@ class MapSource:
         try:
             for index, seed in zip(indices, seeds, strict=True):
                 torch.default_generator.manual_seed(seed)
-                rows.append(self._row(index))
+                rows.append(self.row(index))
             if rows and not self._is_looked_at:
                 self._is_looked_at, self._draws = True, self._follows_state(indices[0], seeds[0], rows[0])
             return None if self._draws else self._collate(rows, indices)
@@ -137,11 +137,11 @@ class MapSource:
 
         It may read their state, and draw nothing. Once for a data set: a later row that begins to do so is not seen.
         """
-        with _generators_kept():
+        with generators_kept():
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.default_generator.manual_seed(seed)
-            again = self._row(index)
+            again = self.row(index)
             try:
                 return list(_content(again)) != list(_content(row))
             except RuntimeError:  # sparse and nested tensors, which a collate makes dense, show no bytes
@@ -169,7 +169,8 @@ class MapSource:
             )
         return lengths.astype(np.int64)
 
-    def _row(self, index: int) -> Any:
+    def row(self, index: int) -> Any:
+        """Return a sample of the data set. Raises DataError where it cannot be read."""
         try:
             return self.dataset.__getitems__([index])[0] if self._in_lists else self.dataset[index]
         except Exception as error:  # a user's data set may raise anything; the traceback stays attached
@@ -266,7 +267,7 @@ def _content(batch: object) -> Iterator[bytes]:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Set the global generators back to where they were. Those of accelerators are not touched in between."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
