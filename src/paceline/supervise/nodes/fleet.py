@@ -5,6 +5,7 @@ To the run's generations they are machines like one machine, but for what only s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -69,6 +70,7 @@ class Fleet:
         self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._tell, self._ask)
+        self._words: set[Path] = set()  # that ranks were left
         self._watched = 0  # the generation of the ranks that are looked at
         self._limits: HangLimits | None = None  # for those that tell nothing
         self._polled, self._endings = -math.inf, 0
@@ -113,7 +115,8 @@ class Fleet:
         try:
             lines, hello = open_to(end, self._secret, KNOCK_SECONDS)
             member = Member.of(lines, hello, self._spec.lost_after, self._poll_for_a_rank)
-        except (NoPeer, KeyError, TypeError, ValueError) as error:
+        except (NoPeer, KeyError, TypeError, ValueError, OSError) as error:  # the last of one that has gone just now
+            end.close()
             self._say(f"nodes    somebody was not let in: {error}")
             return
         before = self.members.get(member.number)
@@ -197,7 +200,7 @@ class Fleet:
             ).naming_ranks()
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
             moment = member.link.heard_at - SEEN_SECONDS
-            leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
+            self._leave_error(min(lost), died.as_dict(), True, moment)
         for far in member.processes.values():
             far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
         self._links.drop(member)
@@ -212,7 +215,7 @@ class Fleet:
             return
         if "error" in message:
             error = message["error"]
-            leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
+            self._leave_error(error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
         elif TOLD_OF_RANKS & message.keys():
             if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())
@@ -221,6 +224,13 @@ class Fleet:
         else:
             self._endings += bool({"ended", "collected"} & message.keys())
             member.hear(message)
+
+    def _leave_error(self, rank: int, details: Mapping[str, object], cause: bool, moment: float) -> None:
+        """Leave what is known of a rank's failure; say it where the disk here is full, which is no end of the run."""
+        try:
+            leave_error(self._world, rank, details, cause, moment)
+        except OSError as error:
+            self._say(f"nodes    {details.get('what')}: {details.get('because')} (not on record: {error})")
 
     def _tell(self, message: Mapping[str, object]) -> None:
         """Tell the nodes of this world something."""
@@ -391,8 +401,10 @@ class Fleet:
 
     def word(self, folder: Path, name: str) -> None:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
-        if not (folder / name).exists():
-            (folder / name).touch()
+        if folder / name not in self._words:
+            self._words.add(folder / name)
+            with contextlib.suppress(OSError):  # the coordinator's own disk is full: its node's ranks are told as well
+                (folder / name).touch()
             self._tell({"word": str((folder / name).relative_to(self._folder))})
 
     def watch(
