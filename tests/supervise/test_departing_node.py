@@ -190,7 +190,7 @@ def test_a_run_ends_to_be_started_again_where_nobody_is_left_to_stand_by_as_a_no
         two.fleet.members[0].standing = {}
         fallen = two.generations._attended(5, world, None, None, is_new=True)
     assert (fallen.outcome, fallen.called, fallen.standing) == (Outcome(Requeue.exit_code), "", {})
-    assert list(two.fleet.members) == [0, 1] and not two.heard[1]
+    assert list(two.fleet.members) == [0, 1] and {"end": Requeue.exit_code, "error": None} not in two.heard[1]
 
 
 def test_what_a_coordinator_had_begun_to_write_goes_with_the_next_one(

@@ -258,8 +258,8 @@ def test_the_end_of_a_rank_is_told_though_one_before_had_its_number(tmp_path: Pa
     and waited for ever."""
     ended = SimpleNamespace(pid=1 << 30, returncode=-9, poll=lambda: -9, wait=lambda: -9)
     agent, heard = agent_in_a_world(tmp_path, Generation(number=1)), list[dict[str, Any]]()
+    agent._starter = Starter(lambda place: cast(Any, ended), None, lambda line: None)
     wire: Any = SimpleNamespace(send=heard.append, address="127.0.0.1")
-    starter, agent._starter = agent._starter, cast(Starter, lambda place: ended)
     far = cast(NodeLink, SimpleNamespace(send=lambda message: agent._do(message, wire)))
     for _ in range(2):
         heard.clear()
@@ -271,7 +271,6 @@ def test_the_end_of_a_rank_is_told_though_one_before_had_its_number(tmp_path: Pa
         assert rank.code == -9, heard
         rank.end()
         assert agent.hello()["ranks"] == [], "of which the next coordinator hears"
-    agent._starter = starter
     agent.close()
 
 

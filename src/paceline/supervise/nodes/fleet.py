@@ -24,7 +24,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
-from paceline.supervise.blame import Outcome, leave_error, ranks_text
+from paceline.supervise.blame import Outcome, leave_if_there_is_room, ranks_text
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -200,7 +200,7 @@ class Fleet:
             ).naming_ranks()
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
             moment = member.link.heard_at - SEEN_SECONDS
-            self._leave_error(min(lost), died.as_dict(), True, moment)
+            leave_if_there_is_room(self._world, min(lost), died.as_dict(), moment, say=self._say)
         for far in member.processes.values():
             far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
         self._links.drop(member)
@@ -215,7 +215,8 @@ class Fleet:
             return
         if "error" in message:
             error = message["error"]
-            self._leave_error(error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
+            moment = passed_seconds() - error["time"]  # its age
+            leave_if_there_is_room(self._world, error["rank"], error, moment, error["cause"], self._say)
         elif TOLD_OF_RANKS & message.keys():
             if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())
@@ -224,13 +225,6 @@ class Fleet:
         else:
             self._endings += bool({"ended", "collected"} & message.keys())
             member.hear(message)
-
-    def _leave_error(self, rank: int, details: Mapping[str, object], cause: bool, moment: float) -> None:
-        """Leave what is known of a rank's failure; say it where the disk here is full, which is no end of the run."""
-        try:
-            leave_error(self._world, rank, details, cause, moment)
-        except OSError as error:
-            self._say(f"nodes    {details.get('what')}: {details.get('because')} (not on record: {error})")
 
     def _tell(self, message: Mapping[str, object]) -> None:
         """Tell the nodes of this world something."""
