@@ -26,7 +26,7 @@ AHEAD_BYTES = 2**26  # that a system reads before it is known where they go
 # Of one request for that: Linux cuts a longer one down to the disk's own largest or what it reads ahead by itself,
 # 128 KiB as it comes, and reads no more of it. Of one for 64 MiB a virtual disk of ours read 8 (2026-11-29).
 ADVISED_BYTES = 2**17
-SLICE_BYTES = 2**18  # hashed, and then summed while they are in the nearest cache
+SLICE_BYTES = 2**20  # hashed, and then summed while they are in a cache: the interpreter takes its time for each slice
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
