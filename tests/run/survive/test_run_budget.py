@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +78,29 @@ def test_a_clock_that_is_set_after_the_last_record_spends_nothing(
     assert budgets is not None
     seconds = budgets.budgets[0].spent()["device_hours"] * 3600
     assert 2 * 8 <= seconds < 2 * 8 + 60
+
+
+def test_a_folder_that_cannot_be_listed_once_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that counts what others spend of a shared budget ended there, and nobody counted it any more."""
+    spec = RunSpec(budget=BudgetSpec(usd=9.0, shared_by="team"), tags={"team": "a"})
+    budgets, looks, looked = budget_of(spec, journal(tmp_path), PlannedRecord(), 2), [0], threading.Event()
+
+    def stumbling(*given: object) -> dict[str, float]:
+        looks[0] += 1
+        if looks[0] == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        looked.set()
+        return spent_in(())
+
+    assert budgets is not None
+    budgets.budgets[0]._ask_others = stumbling
+    notices = Notices(spec)
+    notices._budget = budgets
+    notices._watch(notices._ask_others, 0.001)
+    assert looked.wait(60)
+    notices.close()
 
 
 def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Comers, Destinations, cut_off, read_spread
-from paceline.checkpoint.files.digests import BLAKE3, new_digest
+from paceline.checkpoint.files.digests import new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -65,10 +65,8 @@ def read_ahead(path: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def _hashing(files: Collection[FileEntry]) -> int:
-    """Return how many threads hash files. Who reads has a core to itself where hashing is as fast as a disk."""
-    if sum(entry.bytes for entry in files) <= FEW_BYTES:
-        return 0
-    return at_once() - all(entry.piece_digest == BLAKE3 for entry in files if entry.bytes > FEW_BYTES)
+    """Return how many threads hash files. The one that reads beside them waits for the disk, or copies and is short."""
+    return at_once() if sum(entry.bytes for entry in files) > FEW_BYTES else 0
 
 
 @dataclass
