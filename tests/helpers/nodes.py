@@ -76,7 +76,8 @@ class Nodes:
         return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}").resolve()
 
     def _said(self, number: int) -> Path:
-        return self.folder(number).with_suffix(".txt")
+        folder = self.folder(number)
+        return folder.with_name(f"{folder.name}.txt")  # its name may hold a dot, as that of the spec
 
     def running(self, number: int | None = None) -> dict[int, str]:
         """Return the processes of a node, or of all, that run: their names by number."""

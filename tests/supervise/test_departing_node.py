@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 from nodes import Nodes
 from runs import records_of, steps_of, wait_for_step, wait_until, write_spec
 
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.lock import RunLock
 from paceline.run.survive.clouds.departing import Departing, Departure, departure_of
 from paceline.session.nodes import coordinate
@@ -26,7 +28,7 @@ from paceline.supervise.crew import Crew
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.link import NodeLink
-from paceline.supervise.nodes.meeting import announce, find_meeting
+from paceline.supervise.nodes.meeting import NAME, announce, find_meeting, leave
 from paceline.supervise.nodes.member import Member
 
 HERE = "/proc/self/cwd/ends"  # another file for each process's directory
@@ -172,6 +174,45 @@ def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(
     assert list(two.fleet.members) == [0] and set(fallen.standing) == {0}
     # The next coordinator misses rank 1 too, and nothing has failed.
     assert handed == ([(5, {1, 2, 3}, fallen.called)] if coordinator == 1 else [])
+
+
+def test_a_run_ends_to_be_started_again_where_nobody_is_left_to_stand_by_as_a_node_leaves(tmp_path: Path) -> None:
+    """Ranks that all were to save and end, of which some came too late, look the same: a limit may have ended them."""
+    world = tmp_path / "generation-5"
+    world.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        two = TwoNodes(server, tmp_path)
+        for rank in (0, 1):
+            two.fleet._ranks[rank].code = two.fleet._ranks[rank].returncode = -signal.SIGKILL
+            two.fleet._ranks[rank].is_collected = True
+        two.generations._crew.killed |= {0, 1}
+        two.fleet.members[0].standing = {}
+        fallen = two.generations._attended(5, world, None, None, is_new=True)
+    assert (fallen.outcome, fallen.called, fallen.standing) == (Outcome(Requeue.exit_code), "", {})
+    assert list(two.fleet.members) == [0, 1] and {"end": Requeue.exit_code, "error": None} not in two.heard[1]
+
+
+def test_what_a_coordinator_had_begun_to_write_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the secret of a run, and stayed for ever where a coordinator ended while it wrote."""
+    begun = tmp_path / f".{NAME}-4711"
+    begun.write_text('{"host": "127.')
+    begun.chmod(0o644)
+    meeting = announce(tmp_path, "127.0.0.1", 1, 0)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME] and find_meeting(tmp_path) == meeting
+    (tmp_path / f".{NAME}-{os.getpid()}").touch(0o644)  # of a process that had this one's number
+    announce(tmp_path, "127.0.0.1", 1, 0)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr("paceline.supervise.nodes.meeting.publish", failing)
+    with pytest.raises(StorageError, match="where the coordinator is"):
+        leave(tmp_path, meeting, 5, [0], "why")
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def failing(*given: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -45,7 +45,7 @@ def ended(run_dir: Path, monkeypatch: pytest.MonkeyPatch, world: Callable[[Gener
         machines = SimpleNamespace(
             devices=lambda: 2, is_stopped=lambda leaving=(): False, rung=lambda: RESTARTED, dismiss=lambda: None,
             open=lambda folder: None, close=lambda: None, held=lambda ranks: None, rescue=lambda *given: "",
-            seated=lambda *given: (),
+            seated=lambda *given: (), note_judged=lambda judged: None,
         )  # fmt: skip
         one = Generations(cast(RankHosts, machines), BRIEF, lock, RecoverySpec(), lambda text: None)
         monkeypatch.setattr(one, "_one", world)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 from runs import wait_until
 
 from paceline import patience
+from paceline.lock import RunLock
+from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link as linking
 from paceline.supervise.nodes import links as many
+from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.links import NodeLinks
 from paceline.supervise.nodes.member import Member
@@ -52,6 +57,29 @@ def test_who_was_stopped_has_heard_nothing_and_waits_before_it_gives_up(
         assert not near.is_lost
     clock.now += 0.4 * LOST_AFTER
     assert near.is_lost and near.is_silent
+
+
+@pytest.mark.parametrize("failure", [errno.EMFILE, errno.ECONNABORTED, errno.ENETDOWN])
+def test_a_connection_that_cannot_be_taken_is_no_end_of_the_run(failure: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for a moment, or the network has failed as somebody came: that ended the coordinator."""
+
+    def failing(*given: object) -> NoReturn:
+        raise OSError(failure, os.strerror(failure))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        said = list[str]()
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), said.append)
+        links = fleet._links
+        links._server = cast(socket.socket, SimpleNamespace(accept=failing))
+        fleet.poll()
+        links._server = server
+        monkeypatch.setattr("paceline.supervise.nodes.fleet.open_to", lambda end, *given: (Lines(end), {}))
+        monkeypatch.setattr(Member, "of", failing)  # the last of a node that goes after its first words
+        with socket.create_connection(server.getsockname()):
+            wait_until(lambda: fleet.poll() or bool(said))
+        assert not fleet.members and os.strerror(failure) in said[0]
+        links.close()
 
 
 @pytest.fixture

@@ -16,19 +16,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from observe.alerts.alert_journals import started, step
 from runs import wait_until
 from tests_shared import SEQ_LEN, plan_of
 
 from paceline.errors import WorkerDied
-from paceline.lock import RunLock
+from paceline.lock import RunLock, take
 from paceline.session.nodes.coordinate import _counted
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.spec.survive.recovery import RecoverySpec
-from paceline.supervise.again.fallen import TakenOver
+from paceline.supervise.again.elastic import Elastic
+from paceline.supervise.again.fallen import Fallen, TakenOver
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome
@@ -43,9 +47,10 @@ from paceline.supervise.pulses.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
 from paceline.supervise.pulses.sight import nobody_knows
 from paceline.supervise.starting import Starter
 from paceline.supervise.told.brief import Brief
-from paceline.supervise.told.generation import Generation
+from paceline.supervise.told.generation import RESTARTED, Generation, JudgedSoFar
 
 NODES, EACH = 16, 8
+BRIEF = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 FAILED = Outcome(1, {"error": "KeyError", "what": "w", "because": "b", "try": "t"})
 
 
@@ -214,9 +219,9 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
         STEP.pack_into(content, HEAD.size + BEAT.size, step, 10**8)
         pulse_path(agent._world_folder, rank).write_bytes(content)
 
-    for step in range(1, 51):
+    for number in range(1, 51):
         for rank in range(EACH):
-            beat(rank, "forward", step)
+            beat(rank, "forward", number)
         clock["now"] += 0.25
         agent._tell(wire)
     assert sum(len(json.dumps(message)) for message in sent) < 500, sent[:2]
@@ -239,14 +244,60 @@ def agent_in_a_world(folder: Path, generation: Generation | None) -> Agent:
         return agent
     told.mkdir()
     generation.write(told)
-    brief = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     files = {
-        "brief.json": dataclasses.replace(brief, usd_per_second=0.5).to_json(),
+        "brief.json": dataclasses.replace(BRIEF, usd_per_second=0.5).to_json(),
         "generation.json": (told / "generation.json").read_text(),
     }
     wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
     agent._do({"world": generation.number, "members": [[0, 1]], "files": files, "limits": None}, wire)
     return agent
+
+
+def test_the_end_of_a_rank_is_told_though_one_before_had_its_number(tmp_path: Path) -> None:
+    """Of a world of which no process was left a coordinator counted from the first again: it heard of no end of theirs,
+    and waited for ever."""
+    ended = SimpleNamespace(pid=1 << 30, returncode=-9, poll=lambda: -9, wait=lambda: -9)
+    agent, heard = agent_in_a_world(tmp_path, Generation(number=1)), list[dict[str, Any]]()
+    agent._starter = Starter(lambda place: cast(Any, ended), None, lambda line: None)
+    wire: Any = SimpleNamespace(send=heard.append, address="127.0.0.1")
+    far = cast(NodeLink, SimpleNamespace(send=lambda message: agent._do(message, wire)))
+    for _ in range(2):
+        heard.clear()
+        member = Member(0, 1, "127.0.0.1", "", far, lambda: None)
+        rank = member.start({"RANK": "0"})
+        agent._tell(wire)
+        for message in heard:
+            member.hear(message)
+        assert rank.code == -9, heard
+        rank.end()
+        assert agent.hello()["ranks"] == [], "of which the next coordinator hears"
+    agent.close()
+
+
+def test_a_full_disk_ends_neither_a_coordinator_nor_a_node(tmp_path: Path) -> None:
+    """What they leave for ranks in a folder of temporary files is a word, or an error, which nobody has to find."""
+    agent, said = agent_in_a_world(tmp_path, Generation(number=1)), list[str]()
+    world, away = tmp_path / "generation-1", tmp_path / "away"
+    wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), said.append)
+        fleet.open(tmp_path)
+        told = list[dict[str, Any]]()
+        member = Member(0, 1, "127.0.0.1", "", cast(NodeLink, SimpleNamespace(send=told.append)), lambda: None)
+        fleet.members[0], fleet._given, fleet._world = member, {0}, world
+        world.rename(away)
+        error = {**(FAILED.error or {}), "rank": 0, "cause": True, "time": 0.0}
+        fleet._hear(member, {"error": error})
+        assert "w: b" in said[-1]
+        for _ in range(3):
+            fleet.word(world, "abort")
+    assert told == [{"word": "generation-1/abort"}]
+    agent._do(told[0], wire)
+    agent._tell(wire)
+    away.rename(world)
+    agent._tell(wire)
+    assert (world / "abort").exists()
+    agent.close()
 
 
 def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +351,36 @@ def test_coordinators_that_are_lost_one_after_the_other_end_the_run(tmp_path: Pa
     if taken is not None:
         left = dataclasses.replace(taken, left="node 0 left")
         assert _counted(fleet, RecoverySpec(), reached, left) == taken.judged
+    agent.close()
+
+
+def test_a_failure_counts_though_the_coordinator_is_lost_as_soon_as_it_has_judged_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes heard of it with the next world alone: coordinators that each met it for the first time had no end."""
+    so_far = JudgedSoFar(furthest=5, has_made_steps=True)
+    agent, run_dir = agent_in_a_world(tmp_path, Generation(number=1, judged=so_far)), tmp_path / "run"
+    (run_dir / "journal").mkdir(parents=True)
+    (run_dir / "journal" / "0001.jsonl").write_bytes(line_of(started()) + line_of(step(5, 1.0)))
+    far = SimpleNamespace(send=lambda message: agent._do(json.loads(json.dumps(message)), cast(NodeLink, None)))
+    monkeypatch.setattr(Generations, "_one", lambda *given: Fallen(FAILED, {}, False))
+    monkeypatch.setattr(Elastic, "next_plan", lambda one: pytest.fail("the coordinator is lost"))
+
+    def ended() -> Outcome:
+        with take(run_dir) as lock, socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            fleet = Fleet(NodesSpec(), server, "secret", lock, lambda line: None)
+            was = json.loads(json.dumps(agent.hello()))
+            node = SimpleNamespace(was=was, standing={}, processes={}, devices=1, rung=RESTARTED, link=far)
+            fleet.members[0] = cast(Member, node)
+            one = Generations(fleet, BRIEF, lock, RecoverySpec(), lambda line: None)
+            one._judge = Judge(RecoverySpec(), Reached(1, 5, made=True), fleet.judged_before())
+            return one.run()
+
+    with pytest.raises(pytest.fail.Exception, match="the coordinator is lost"):
+        ended()
+    outcome = ended()
+    assert "failed twice in the step after 5" in str((outcome.error or {})["because"])
     agent.close()
 
 

@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from runs import is_running, wait_until
@@ -249,3 +250,19 @@ def test_a_word_for_which_a_disk_has_no_room_and_a_survivor_without_a_descriptor
             assert not control.look(2)
         assert list(control.look(2)) == [1]
     control.close()
+
+
+def test_a_rank_may_have_the_number_of_one_that_was_collected() -> None:
+    """Numbers of processes come round in a long run: it was taken for ended, as the one before, when it began."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        standby, there, number = object.__new__(Standby), Lines(theirs), 1 << 30
+        standby._lines, standby._endings, standby._untold = Lines(ours), {}, {}
+        standby._process, standby._is_closed = cast(Any, SimpleNamespace(pid=1)), False
+        there.send({"forked": number})
+        first = standby.start_apart([], {})
+        there.send({"ended": number, "code": -9})
+        assert first.wait() == -9
+        there.send({"forked": number})
+        assert standby.start_apart([], {}).poll() is None and first.poll() == -9
+        assert not standby._endings

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.said import say_line
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.memory_kills import why_killed
 
@@ -148,6 +149,17 @@ def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: b
     unfinished = path.with_name(path.name + UNFINISHED)
     unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": moment or passed_seconds()}))
     unfinished.replace(path)
+
+
+def leave_if_there_is_room(
+    folder: Path, rank: int, details: Mapping[str, object], moment: float, cause: bool = True,
+    say: Callable[[str], None] = say_line,
+) -> None:  # fmt: skip
+    """Do so for a rank that cannot any more; where the disk takes nothing, say it: that is no end of a supervisor."""
+    try:
+        leave_error(folder, rank, details, cause, moment)
+    except OSError as error:
+        say(f"fault    {details.get('what')}: {details.get('because')} (not on record: {error})")
 
 
 def errors_told(folder: Path, ended: Collection[int] = ()) -> list[ToldError]:

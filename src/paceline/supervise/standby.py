@@ -126,6 +126,7 @@ class Standby:
                     continue
                 if "forked" in told:
                     self.has_forked = True
+                    self._forget(int(told["forked"]))  # a process before may have had the number
                     return Lent(self, int(told["forked"]))
                 self._endings[told["ended"]] = told["code"]
         except EOFError as error:
@@ -155,7 +156,12 @@ class Standby:
             is_ready(self._lines.end, select.POLLIN, 1.0)
         with contextlib.suppress(OSError):
             self._lines.send({"collect": pid})
+        self._forget(pid)
         return code
+
+    def _forget(self, pid: int) -> None:
+        self._endings.pop(pid, None)
+        self._untold.pop(pid, None)
 
     def close(self) -> None:
         """End the process, and whatever it has forked with it."""

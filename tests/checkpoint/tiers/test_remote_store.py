@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from checkpoint_samples import load_sample, save_sample
 
 from paceline.checkpoint import list_checkpoints, manifest, save_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.checkpoint.tiers import remote
 from paceline.checkpoint.tiers.remote import RUN, RemoteStore, fetch_newer
 from paceline.errors import StorageError
 
@@ -60,6 +62,22 @@ def test_nothing_older_is_fetched(tmp_path: Path, store: RemoteStore) -> None:
     assert store.fetch_newest(tmp_path / "new", 2) is None
     shutil.rmtree(tmp_path / "far")
     assert store.names() == [] and store.fetch_newest(tmp_path / "new", 0) is None
+
+
+def test_what_comes_when_nobody_waits_any_more_is_no_checkpoint_of_the_run(
+    tmp_path: Path, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run had gone on from what was there; its next start took what had come since, of another past, for newer."""
+    goes_on, verify = threading.Event(), remote.verify_checkpoint
+    monkeypatch.setattr(remote, "verify_checkpoint", lambda folder: (goes_on.wait(60), verify(folder))[1])
+    with pytest.raises(StorageError, match="has not answered"):
+        fetch_newer(store.url, [tmp_path / "new"], tmp_path / "new", 0.1)
+    goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "paceline-fetch":
+            thread.join(60)
+    assert not list_checkpoints(tmp_path / "new").complete
+    assert not list((tmp_path / "new").glob(".partial*"))
 
 
 def test_runs_that_share_a_url_leave_each_other_alone(tmp_path: Path) -> None:

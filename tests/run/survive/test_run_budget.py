@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spen
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.timing import held_devices as held_module
+from paceline.spec.journal.timing.clock import clock_here
 from paceline.spec.journal.timing.held_devices import held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec, SharedBudgetSpec
@@ -57,6 +60,47 @@ def test_what_earlier_starts_cost_is_counted_with_their_devices(tmp_path: Path) 
     assert spent["device_seconds"] == pytest.approx(seconds)
     assert spent["usd"] == pytest.approx(seconds / 1000)
     assert spent["kwh"] == pytest.approx(seconds / 3600) and spent["carbon_g"] == pytest.approx(seconds / 3600 * 500)
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_is_set_after_the_last_record_spends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """Between a fault and the next world it counted as held: a day on two devices, which ended the run."""
+    now, real = time.time(), time.time
+    start = {"kind": "run_started", "cluster": CLUSTER, "forecast": {}, "time": now - 8, "world_size": 2}
+    lines = [{**start, **{f"clock_{name}" if name == "apart" else name: value for name, value in clock_here().items()}},
+             {"kind": "step", "time": now - 5, "step": 9}]  # fmt: skip
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "0001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(time, "time", lambda: real() + days * 86400)
+    budgets = budget_of(RunSpec(budget=BudgetSpec(device_hours=1.0)), tmp_path, PlannedRecord(), 2)
+    assert budgets is not None
+    seconds = budgets.budgets[0].spent()["device_hours"] * 3600
+    assert 2 * 8 <= seconds < 2 * 8 + 60
+
+
+def test_a_folder_that_cannot_be_listed_once_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that counts what others spend of a shared budget ended there, and nobody counted it any more."""
+    spec = RunSpec(budget=BudgetSpec(usd=9.0, shared_by="team"), tags={"team": "a"})
+    budgets, looks, looked = budget_of(spec, journal(tmp_path), PlannedRecord(), 2), [0], threading.Event()
+
+    def stumbling(*given: object) -> dict[str, float]:
+        looks[0] += 1
+        if looks[0] == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        looked.set()
+        return spent_in(())
+
+    assert budgets is not None
+    budgets.budgets[0]._ask_others = stumbling
+    notices = Notices(spec)
+    notices._budget = budgets
+    notices._watch(notices._ask_others, 0.001)
+    assert looked.wait(60)
+    notices.close()
 
 
 def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

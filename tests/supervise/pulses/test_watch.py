@@ -25,9 +25,12 @@ from paceline.supervise.nodes.lookout import Scrutiny
 from paceline.supervise.pulses import pulse as pulses
 from paceline.supervise.pulses import sight
 from paceline.supervise.pulses.pulse import Heart, read_pulse, stack_path
+from paceline.supervise.pulses.sight import nobody_knows
 from paceline.supervise.pulses.silences import COMPUTING_FACTOR
 from paceline.supervise.pulses.stacks import collective_in, main_thread
+from paceline.supervise.pulses.standstill import Standstill
 from paceline.supervise.pulses.system import ThreadSeen, state_of
+from paceline.supervise.pulses.watch import PulseWatch, Suspect
 from paceline.supervise.supervisor import supervise_started
 
 
@@ -333,6 +336,18 @@ def test_one_that_hangs_when_its_peer_has_ended_as_it_should_is_ended_too(tmp_pa
     assert "rank 1 of 2 hung in the forward and backward passes of step 5" in str(outcome.error["what"])
     (folder,) = (tmp_path / "run" / "hangs").iterdir()
     assert "in waits_for_a_peer" in (folder / "rank-1.txt").read_text()
+
+
+@pytest.mark.parametrize("kind", [PulseWatch, Standstill])
+def test_who_hangs_is_said_where_it_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[PulseWatch] | type[Standstill]
+) -> None:
+    """A full disk may be why it hangs, and ended the supervisor, and with it the run, where that wrote of it."""
+    watch = PulseWatch(tmp_path, 2, HealthSpec()) if kind is PulseWatch else Standstill(tmp_path, 2, nobody_knows)
+    tmp_path.rmdir()
+    watch.tell(Suspect((1,), "rank 1 hangs", "nothing was heard", 0.0))
+    assert "rank 1 hangs: nothing was heard (not on record" in capsys.readouterr().out
+    tmp_path.mkdir()
 
 
 def test_a_run_that_ends_is_no_hang(tmp_path: Path) -> None:

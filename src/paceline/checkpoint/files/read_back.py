@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Comers, Destinations, cut_off, read_spread
-from paceline.checkpoint.files.digests import BLAKE3, new_digest
+from paceline.checkpoint.files.digests import new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -26,7 +26,7 @@ AHEAD_BYTES = 2**26  # that a system reads before it is known where they go
 # Of one request for that: Linux cuts a longer one down to the disk's own largest or what it reads ahead by itself,
 # 128 KiB as it comes, and reads no more of it. Of one for 64 MiB a virtual disk of ours read 8 (2026-11-29).
 ADVISED_BYTES = 2**17
-SLICE_BYTES = 2**18  # hashed, and then summed while they are in the nearest cache
+SLICE_BYTES = 2**20  # hashed, and then summed while they are in a cache: the interpreter takes its time for each slice
 FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
 NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
@@ -65,10 +65,8 @@ def read_ahead(path: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def _hashing(files: Collection[FileEntry]) -> int:
-    """Return how many threads hash files. Who reads has a core to itself where hashing is as fast as a disk."""
-    if sum(entry.bytes for entry in files) <= FEW_BYTES:
-        return 0
-    return at_once() - all(entry.piece_digest == BLAKE3 for entry in files if entry.bytes > FEW_BYTES)
+    """Return how many threads hash files. The one that reads beside them waits for the disk, or copies and is short."""
+    return at_once() if sum(entry.bytes for entry in files) > FEW_BYTES else 0
 
 
 @dataclass

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.files.read_back import PiecesDigest
-from paceline.checkpoint.folder import create_partial, verify_checkpoint
+from paceline.checkpoint.folder import Partial, create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import newest_first, next_sequence
 from paceline.errors import StorageError
@@ -40,11 +40,31 @@ class Copied:
     removed: tuple[str, ...] = ()
 
 
+class Awaited:
+    """Whether somebody waits for a fetch. What comes when nobody does any more would be of another past of the run."""
+
+    def __init__(self) -> None:
+        self._lock, self.is_over = threading.Lock(), False
+
+    def give_up(self) -> None:
+        """Wait no longer: what is not published by now never is."""
+        with self._lock:
+            self.is_over = True
+
+    def publish(self, partial: Partial, step: int) -> Path:
+        """Publish what was fetched. Raises StorageError where nobody waits for it."""
+        with self._lock:
+            if self.is_over:
+                raise StorageError(f"{partial.folder} was fetched too late", "the run has gone on without it")
+            return partial.publish(step)
+
+
 class RemoteStore:
     """The checkpoints below a URL. Every method raises StorageError for whatever the storage answers."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, awaited: Awaited | None = None) -> None:
+        """`awaited` is whether somebody waits for what is fetched, where that may end."""
+        self.url, self._awaited = url, awaited or Awaited()
         if missing := missing_storage(url, f"a checkpoint in {url}"):
             raise missing
         from fsspec.core import url_to_fs
@@ -77,7 +97,7 @@ class RemoteStore:
         none. None where there is none. One that arrives damaged is passed over.
         """
         for name, manifest in self._complete():
-            if manifest.sequence <= newer_than:
+            if manifest.sequence <= newer_than or self._awaited.is_over:
                 return None
             if own is not None and manifest.extra.get(RUN) != own.extra.get(RUN):
                 continue
@@ -98,7 +118,7 @@ class RemoteStore:
                 for file in self._lists_first(partial.folder):
                     self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
             verify_checkpoint(partial.folder)
-            return partial.publish(manifest.step)
+            return self._awaited.publish(partial, manifest.step)
         except BaseException:
             partial.discard()
             raise
@@ -179,11 +199,13 @@ def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -
         return []
     newest = next_sequence(roots, lengths=True) - 1
     here = newest_first(roots).complete
-    own = here[0].manifest if here else None
+    own, awaited = here[0].manifest if here else None, Awaited()
+
+    def fetched() -> Path | None:
+        return RemoteStore(url, awaited).fetch_newest(into, newest, own)
+
     try:
-        path = _within(
-            hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest, own)
-        )
+        path = _within(hanging_after, f"{url} has not answered", fetched, awaited.give_up)
     except StorageError as error:
         if not newest:
             raise
@@ -191,10 +213,12 @@ def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -
     return [] if path is None else [f"fetched {path.name} from {url}, which is newer than all that is here"]
 
 
-def _within(seconds: float, what: str, work: Callable[[], Path | None]) -> Path | None:
+def _within(
+    seconds: float, what: str, work: Callable[[], Path | None], give_up: Callable[[], None]
+) -> Path | None:  # fmt: skip
     """Return what some work gives that may hang. Raises what it raises, and StorageError where it has not ended.
 
-    Its thread ends with the process then, wherever it hangs.
+    Its thread ends with the process then, wherever it hangs; `give_up` is called before that is said.
     """
     found: list[Path | None] = []
     errors: list[BaseException] = []
@@ -209,6 +233,7 @@ def _within(seconds: float, what: str, work: Callable[[], Path | None]) -> Path 
     thread.start()
     while thread.is_alive() and not patience.is_over:
         thread.join(LOOK_SECONDS)
+    give_up()
     if errors:
         raise errors[0]
     if not found:

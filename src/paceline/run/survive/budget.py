@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.kinds import ClockRecord, DecisionRecord, RunStarted
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.journal.reading import records_of_kind, starts_of
+from paceline.spec.journal.timing.clock import clock_here, moved_since
 from paceline.spec.journal.timing.held_devices import HeldTime, held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
@@ -61,11 +63,17 @@ def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int)
     if not run.budgets:
         return None
     held = held_in(run_dir)
-    passed = max(0.0, time.time() - held[-1].ended) if held else 0.0
+    passed = max(0.0, time.time() - _clock_moved(run_dir) - held[-1].ended) if held else 0.0
     found = [RunBudget(each, held, planned.forecast, planned.cluster, devices, passed) for each in run.budgets]
     for budget, spec in zip(found, run.budgets, strict=True):
         budget.share(partial(spent_by_others, spec, run, run_dir))
     return RunBudgets(found)
+
+
+def _clock_moved(run_dir: Path) -> float:
+    """Return by how much the clock was set since the last record of a run, which nobody has noted yet."""
+    newest = starts_of(run_dir)[-1][1]
+    return moved_since(records_of_kind(newest, RunStarted.KIND, ClockRecord.KIND), clock_here())
 
 
 class RunBudget:

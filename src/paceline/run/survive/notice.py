@@ -5,6 +5,7 @@ They take the way of a stop signal: a flag, which the ranks agree on at a step b
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -121,7 +122,8 @@ class Notices:
     def _ask_others(self) -> str:
         """Have the budget count what runs have spent by now that it is shared with; that alone is no notice."""
         if self._budget is not None:
-            self._budget.refresh()
+            with contextlib.suppress(OSError):  # a file server that stumbles once must not end the watch
+                self._budget.refresh()
         return ""
 
     def _ask(self, url: NoticeUrl) -> str:

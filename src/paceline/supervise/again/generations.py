@@ -143,6 +143,7 @@ class Generations:
                 if outcome.error is None or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = self._judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                self._machines.note_judged(self._judge.so_far)
                 if self._is_stopped():
                     return self._end(_cut_short(outcome) if verdict.goes_on else outcome)
                 why = verdict.because
@@ -305,6 +306,8 @@ class Generations:
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**moments_of(crew.ended(), outcome), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
+        # Where nobody is left to tell that a node leaves, a limit may as well have ended the whole run, and a rank
+        # of it came too late: that ends the run with what is saved, which is never wrong.
         if left and crew.endings and outcome == Outcome(Requeue.exit_code):
             # Who came too late to stand by was ended, or has failed for want of its peers, and its node stays.
             leaving = sorted(each.rank for each in crew.endings.values() if each.code == Requeue.exit_code)

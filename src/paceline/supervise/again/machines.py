@@ -19,6 +19,7 @@ from paceline.supervise.pulses.sight import ProcessOf
 from paceline.supervise.pulses.watch import PulseWatch
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import places
+from paceline.supervise.told.generation import JudgedSoFar
 
 
 class Stander(Protocol):
@@ -106,6 +107,9 @@ class RankHosts(Protocol):
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
+
+    def note_judged(self, judged: JudgedSoFar) -> None:
+        """Have it kept what is counted of failures: who supervises may be lost before the next world is formed."""
 
     def close(self) -> None:
         """End what is left of the service to the run."""
@@ -199,6 +203,9 @@ class OneMachine:
     def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""
         return None
+
+    def note_judged(self, judged: JudgedSoFar) -> None:
+        """Do nothing: a run on one machine ends with its supervisor."""
 
     def close(self) -> None:
         """End what is left of the service to the run."""

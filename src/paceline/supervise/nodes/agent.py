@@ -68,6 +68,7 @@ class Agent:
         self._environ_told: dict[str, str] = {}  # of the rank that was started last
         self._entered = 0.0  # when this world began here, in `passed_seconds`
         self._errors: set[int] = set()
+        self._words: set[str] = set()  # for the ranks of this world, that are not left yet
         self._stood: dict[int, HeldState] = {}
         self._lookout: Lookout | None = None  # where hangs are looked for
         self._read, self._since = 0.0, 0.0
@@ -132,8 +133,9 @@ class Agent:
         """Have the ranks stand by without a coordinator; those that cannot are ended."""
         patience, grace = Patience(CALL_SECONDS), Patience(CALL_SECONDS + supervisor.GRACE_SECONDS)
         if self._generation:
-            (self._world_folder / CALL_NAME).touch()
+            self._words.add(f"{self._world_folder.name}/{CALL_NAME}")
         while True:
+            self._leave_words()
             running = {
                 rank
                 for rank, number in self._ranks.items()
@@ -142,7 +144,7 @@ class Agent:
             if running <= set(self._control.look(self._generation)):
                 return
             if patience.is_over or len(running) < len(self._ranks):
-                (self._world_folder / ABORT_NAME).touch()
+                self._words.add(f"{self._world_folder.name}/{ABORT_NAME}")
             if grace.is_over:
                 for rank in running - set(self._control.look(self._generation)):
                     kill_group(self._processes[self._ranks[rank]])
@@ -168,6 +170,7 @@ class Agent:
         elif "start" in message:
             self._environ_told = {**(self._environ_told if message["changed"] else {}), **message["environ"]}
             place = self._placed(self._environ_told, link)
+            self._told.discard(message["start"])  # of a process before: each coordinator counts by itself
             self._processes[message["start"]] = self._starter(place)
             if self.stopped:  # before this one could be told
                 signal_process(self._processes[message["start"]], signal.SIGTERM)
@@ -182,7 +185,7 @@ class Agent:
                 collect([process])
             link.send({"collected": message["collect"], "code": process.wait() if process else -signal.SIGKILL})
         elif "word" in message:
-            (self.folder / message["word"]).touch()
+            self._words.add(message["word"])
         elif "ask" in message and self._lookout is not None:
             self._lookout.ask(message["ask"], message["by_signal"])
         elif "scrutiny" in message and self._lookout is not None:
@@ -201,7 +204,7 @@ class Agent:
         self._world_folder.mkdir(exist_ok=True)
         for name, text in message["files"].items():
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
-        self._errors, self._stood, self._lookout, self._judged = set(), {}, None, {}
+        self._errors, self._stood, self._lookout, self._judged, self._words = set(), {}, None, {}, set()
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
             ranks = self._ranks.keys()
@@ -242,7 +245,15 @@ class Agent:
 
     # ---- what it tells ---------------------------------------------------------------------------------------------
 
+    def _leave_words(self) -> None:
+        """Leave what ranks are to find. A disk may have no room for a name: then it is tried again."""
+        with contextlib.suppress(OSError):
+            for word in sorted(self._words):
+                (self.folder / word).touch()
+                self._words.discard(word)
+
     def _tell(self, link: NodeLink) -> None:
+        self._leave_words()
         codes = {number: ending_of(process) for number, process in self._processes.items() if number not in self._told}
         ended = {number: code for number, code in codes.items() if code is not None}
         now = time.monotonic()

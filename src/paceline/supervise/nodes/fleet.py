@@ -5,6 +5,7 @@ To the run's generations they are machines like one machine, but for what only s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -23,7 +24,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
-from paceline.supervise.blame import Outcome, leave_error, ranks_text
+from paceline.supervise.blame import Outcome, leave_if_there_is_room, ranks_text
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -70,6 +71,7 @@ class Fleet:
         self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._tell, self._ask)
+        self._words: set[Path] = set()  # that ranks were left
         self._watched = 0  # the generation of the ranks that are looked at
         self._limits: HangLimits | None = None  # for those that tell nothing
         self._polled, self._endings = -math.inf, 0
@@ -114,7 +116,8 @@ class Fleet:
         try:
             lines, hello = open_to(end, self._secret, KNOCK_SECONDS)
             member = Member.of(lines, hello, self._spec.lost_after, self._poll_for_a_rank)
-        except (NoPeer, KeyError, TypeError, ValueError) as error:
+        except (NoPeer, KeyError, TypeError, ValueError, OSError) as error:  # the last of one that has gone just now
+            end.close()
             self._say(f"nodes    somebody was not let in: {error}")
             return
         before = self.members.get(member.number)
@@ -198,7 +201,7 @@ class Fleet:
             ).naming_ranks()
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
             moment = member.link.heard_at - SEEN_SECONDS
-            leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
+            leave_if_there_is_room(self._world, min(lost), died.as_dict(), moment, say=self._say)
         for far in member.processes.values():
             far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
         self._links.drop(member)
@@ -213,7 +216,8 @@ class Fleet:
             return
         if "error" in message:
             error = message["error"]
-            leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
+            moment = passed_seconds() - error["time"]  # its age
+            leave_if_there_is_room(self._world, error["rank"], error, moment, error["cause"], self._say)
         elif TOLD_OF_RANKS & message.keys():
             if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())
@@ -392,8 +396,10 @@ class Fleet:
 
     def word(self, folder: Path, name: str) -> None:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
-        if not (folder / name).exists():
-            (folder / name).touch()
+        if folder / name not in self._words:
+            self._words.add(folder / name)
+            with contextlib.suppress(OSError):  # the coordinator's own disk is full: its node's ranks are told as well
+                (folder / name).touch()
             self._tell({"word": str((folder / name).relative_to(self._folder))})
 
     def watch(

@@ -54,7 +54,8 @@ class NodeLinks:
     def knocking(self) -> list[socket.socket]:
         """Return the connections that somebody has made since the last look."""
         found = []
-        with suppress(BlockingIOError):
+        # Nobody is there; or no descriptor is to be had now, or the network has failed, which is told here on Linux.
+        with suppress(OSError):
             while True:
                 found.append(self._server.accept()[0])
         return found

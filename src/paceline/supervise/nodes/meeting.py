@@ -5,6 +5,7 @@ Whoever holds the run's lock writes it, so that there is one coordinator at a ti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 
 NAME = "nodes.json"
+UNFINISHED = f".{NAME}-"  # and the number of the process that writes
 # A coordinator's exit codes: another has the lock; it has lost the most of its nodes, or its own leaves the run.
 NOT_ELECTED, STEPPED_DOWN = 77, 78
 
@@ -49,6 +51,9 @@ class Meeting:
 def announce(run_dir: Path, host: str, port: int, node: int) -> Meeting:
     """Leave where the coordinator is, for its user's eyes alone, and return it. Raises StorageError."""
     meeting = Meeting(host, port, secrets.token_hex(16), node, os.getpid())
+    with contextlib.suppress(OSError):  # no better: what cannot be written is told
+        for left in run_dir.glob(f"{UNFINISHED}*"):  # by coordinators that have ended while they wrote
+            left.unlink(missing_ok=True)
     _write(run_dir, meeting)
     return meeting
 
@@ -59,12 +64,15 @@ def leave(run_dir: Path, meeting: Meeting, world: int, ranks: Collection[int], b
 
 
 def _write(run_dir: Path, meeting: Meeting) -> None:
-    unfinished = run_dir / f".{NAME}-{os.getpid()}"
+    unfinished = run_dir / f"{UNFINISHED}{os.getpid()}"
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(meeting), file)
-        publish(unfinished, run_dir / NAME)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(meeting), file)
+            publish(unfinished, run_dir / NAME)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"cannot say in {run_dir} where the coordinator is", str(error)) from error
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.errors import VerificationFailed
 from paceline.spec.journal.timing.clock import passed_seconds
-from paceline.supervise.blame import leave_error, ranks_text
+from paceline.supervise.blame import leave_if_there_is_room, ranks_text
 from paceline.supervise.pulses.pulse import STACK_SIGNAL, stack_path
 from paceline.supervise.pulses.rest import ASLEEP, IDLE_SHARE, WAITS_FOR_A_DISK, WANTS_A_CORE
 from paceline.supervise.pulses.sight import ProcessOf
@@ -105,7 +105,7 @@ class Standstill:
         self._is_told = True
         error = VerificationFailed(suspect.what, suspect.because, TRY).naming_ranks()
         for rank in suspect.ranks:
-            leave_error(self._folder, rank, error.as_dict(), cause=True, moment=suspect.since)
+            leave_if_there_is_room(self._folder, rank, error.as_dict(), suspect.since)
 
     # ---- what the system says --------------------------------------------------------------------------------------
 

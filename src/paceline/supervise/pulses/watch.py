@@ -20,7 +20,7 @@ from paceline.patience import programs_per_core
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import MEETS, TOLD
-from paceline.supervise.blame import LEFT_NO_ERROR, TRY_LEFT, leave_error, ranks_text
+from paceline.supervise.blame import LEFT_NO_ERROR, TRY_LEFT, leave_if_there_is_room, ranks_text
 from paceline.supervise.pulses.flight import missing_from, reached
 from paceline.supervise.pulses.pulse import PULSE_FOLDER
 from paceline.supervise.pulses.sight import (
@@ -178,7 +178,7 @@ class PulseWatch:
         for rank in suspect.ranks:
             error = kind(suspect.what, suspect.because, try_).naming_ranks()
             details = {**error.as_dict(), "evidence": dict(suspect.evidence)}
-            leave_error(self._folder, rank, details, cause=True, moment=suspect.since)
+            leave_if_there_is_room(self._folder, rank, details, suspect.since)
 
     # ---- who is to blame -------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ import torch
 
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.cluster.machine import available_memory_bytes
-from paceline.durable import publish
+from paceline.durable import write_text
 from paceline.errors import StorageError
 from paceline.lock import try_lock
 from paceline.run.process.world import World
@@ -61,7 +61,6 @@ def make_memory_root(run_dir: Path) -> Path:
     if known is not None:
         return known
     folder = RAM_DISK / f"{PREFIX}{os.getuid()}-{secrets.token_hex(8)}"
-    unfinished = run_dir / f".{NAME}-{os.getpid()}"
     try:
         folder.mkdir(mode=0o700)
         owner = folder / f"{OWNER}-"
@@ -69,8 +68,7 @@ def make_memory_root(run_dir: Path) -> Path:
         held = owner.open("rb")  # until the run names the folder
         fcntl.flock(held, fcntl.LOCK_SH)
         owner.rename(folder / OWNER)
-        unfinished.write_text(json.dumps({"folder": folder.name, "host": platform.node()}))
-        publish(unfinished, run_dir / NAME)
+        write_text(run_dir / NAME, json.dumps({"folder": folder.name, "host": platform.node()}))
         held.close()
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
