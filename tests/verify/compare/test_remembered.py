@@ -12,6 +12,8 @@ from test_whole_batch import checked, classifier, logits_of, summed, task_of
 from tests_shared import plan_of
 from torch import Tensor, nn
 
+from paceline.run.numerics.randomness.again import draw_again
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.task.data.sources.mapped import MapSource
@@ -138,6 +140,16 @@ def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, n
     assert (first is None) == (not names), first
     if first is not None:
         assert first.family == "what calls leave behind" and ", ".join(names) in first.likely
+
+
+def test_what_the_proof_hangs_on_a_model_is_nothing_that_calls_leave() -> None:
+    """A module that draws gets a forward pass of ours: every program with dropout was looked at twice for nothing."""
+    model = nn.Sequential(nn.Linear(6, 2), nn.Dropout())
+    remembered = Remembered(model, [])
+    draw_again(model, SampleRandomness(0, torch.device("cpu"), Survey()))
+    assert not remembered.changed()
+    model[1].calls = 1  # type: ignore[assignment]
+    assert remembered.changed() == ("1.calls",)
 
 
 def cleared(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
