@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint import load
 from paceline.run.assemble import Assembled
+from paceline.run.loop import between_steps, passes, training, under_plan
 from paceline.run.loop import evaluate as evaluate_module
-from paceline.run.loop import passes, training, under_plan
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.world import World
 from paceline.run.record import recorder
@@ -107,7 +107,11 @@ def order_from_the_start(patch: Patch, world: World) -> None:
 def masks_from_the_start(patch: Patch, world: World) -> None:
     """Random numbers follow from the samples since the start of the process instead of from the position."""
     rows, start = passes.sample_rows, started_at(patch, "position")
-    since = lambda micro, *rest: rows(dataclasses.replace(micro, position=micro.position - start[0]), *rest)  # noqa: E731
+
+    def since(micro: Any, *rest: Any) -> Any:
+        found = rows(micro, *rest)
+        return dataclasses.replace(found, positions=found.positions - start[0]) if rest else found
+
     patch.setattr(passes, "sample_rows", since)
 
 
@@ -213,13 +217,13 @@ def rows_of_the_first_rank(patch: Patch, world: World) -> None:
 
 
 def evaluation_divided_by_ranks(patch: Patch, world: World) -> None:
-    evaluate = training.evaluate
+    evaluate = between_steps.evaluate
 
     def divided(*arguments: Any) -> evaluate_module.EvaluationResult:
         told = evaluate(*arguments)
         return dataclasses.replace(told, loss=told.loss / world.size)
 
-    patch.setattr(training, "evaluate", divided)
+    patch.setattr(between_steps, "evaluate", divided)
 
 
 def evaluation_of_the_first_part(patch: Patch, world: World) -> None:
