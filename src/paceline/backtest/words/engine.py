@@ -1,0 +1,37 @@
+"""Whether a row's layers are those of Transformer Engine: as the row says, or as its program has them by default."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.backtest.schema import StepRow
+from paceline.plan.cost.constants import family_of
+
+SAID = re.compile(r"transformer[- ]?engine|\bte\b")
+LOCAL = re.compile(
+    r"\blocal (?:modules|layers|spec)|transformer-impl[= ]local|\b(?:no|without) (?:transformer[- ]?engine|te)\b"
+)
+# `--transformer-impl` of Megatron-LM was local unless told otherwise, and is transformer_engine in younger releases
+# (_add_transformer_engine_args of training/arguments.py, both read 2026-11-30; since early 2024, from memory). A
+# release of its core, or of the torch beside it, tells that a run is younger, and so does a chip.
+SINCE = re.compile(r"\bcore_r?\d|\bmcore\b|\bmegatron[-. ]core\b|\btorch 2\.(?:[3-9]|1\d)\b")
+YOUNGER = ("hopper", "blackwell")
+
+
+def is_megatron(row: StepRow) -> bool:
+    """Return whether a row's program runs Megatron-LM's layers, by whatever name."""
+    word = row.program.lower().replace("_", "-")
+    named = "megatron" in word or word in ("mcore", "primus") or word.startswith("nemo")
+    return named and "deepspeed" not in word and "automodel" not in word
+
+
+def has_engine_layers(row: StepRow) -> bool:
+    """Return whether Transformer Engine's layers ran.
+
+    Example: they did under "core_r0.16.0" or on an H100 under Megatron-LM, and not where notes say "local modules".
+    """
+    text = f"{row.notes}; {row.attention_kernel}; {row.precision}; {row.program}".lower()
+    if LOCAL.search(text):
+        return False
+    younger = SINCE.search(text) or family_of(row.accelerator.upper().replace("_", "-")) in YOUNGER
+    return SAID.search(text) is not None or bool(is_megatron(row) and younger)
