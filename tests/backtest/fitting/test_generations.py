@@ -11,7 +11,7 @@ import pytest
 from backtest_examples import LLAMA, case_of, cells_of, write_table
 
 from paceline.backtest.fitting.fit import START, Fitting
-from paceline.backtest.fitting.generations import Shares, blended, shares_told
+from paceline.backtest.fitting.generations import SharesTold, blended, shares_told
 from paceline.backtest.price import seconds_of_cases
 from paceline.backtest.rows import Case, Reader
 from paceline.backtest.schema import StepRow
@@ -23,7 +23,7 @@ ALONE = replace(LLAMA, zero_stage="0", n_devices=1, dp=1, micro_batch=4, layers=
 AMPERE = {"ampere": 0.77}
 
 
-def told(*shares: float, rows: int = 1) -> Shares:
+def told(*shares: float, rows: int = 1) -> SharesTold:
     return {"ampere": {f"source {at}": (share, rows) for at, share in enumerate(shares)}}
 
 
@@ -39,12 +39,12 @@ def measured(share: float, **changes: Any) -> Case:
 
 
 def test_a_share_moves_to_the_median_source_by_their_rows() -> None:
-    """(139 ln 0.77 + 62 ln 0.68) / 201 is -0.2997, whose exponential is 0.7410; shares lie 1 % apart, errors below."""
+    """A third of 62 rows: (139 ln 0.77 + 20.67 ln 0.68) / 159.67 is -0.27745, the logarithm of 0.7577."""
     apart = [0.68 * 1.01**step for step in (-1, 0, 1)]
     sources = {
         f"source {at}": (share, count) for at, (share, count) in enumerate(zip(apart, (20, 22, 20), strict=True))
     }
-    assert blended(AMPERE, {"ampere": 139}, {"ampere": sources})["ampere"] == pytest.approx(0.7410, abs=1e-4)
+    assert blended(AMPERE, {"ampere": 139}, {"ampere": sources})["ampere"] == pytest.approx(0.7577, abs=1e-4)
     assert blended(AMPERE, {}, {"ampere": sources})["ampere"] == pytest.approx(0.68), "nothing else tells of it"
     assert blended({**AMPERE, "hopper": 0.6}, {"ampere": 139}, {"ampere": sources})["hopper"] == 0.6
 
@@ -94,7 +94,7 @@ def test_a_table_of_many_sources_has_a_say_in_shares_and_in_nothing_else(tmp_pat
     assert [Path(part.file).name for part in both.parts] == ["own.csv"]
     assert len(Fitting([own, two], Reader()).parts) == 2, "two sources are no collection"
     fitted = alone.constants.share["ampere"]
-    by_rows = math.exp((3 * math.log(fitted) + 9 * math.log(0.5)) / 12)
+    by_rows = math.exp((3 * math.log(fitted) + 9 / 3 * math.log(0.5)) / 6)
     assert both.constants.share["ampere"] == pytest.approx(by_rows, rel=0.02)
     moved = dict(vars(both.constants), share=alone.constants.share)
     assert Constants(**moved) == alone.constants

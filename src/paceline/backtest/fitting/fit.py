@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
-from paceline.backtest.fitting.generations import COLLECTED, Shares, blended, shares_told
+from paceline.backtest.fitting.generations import COLLECTED, SharesTold, blended, shares_told
 from paceline.backtest.price import (
     Priced,
     alike_cases,
@@ -138,7 +138,7 @@ class Fitting:
         return [table for table in self.tables if not _is_collection(table)] or self.tables
 
     @cached_property
-    def told(self) -> Shares:
+    def told(self) -> SharesTold:
         """What the sources of collections say of generations, at the optimum of the other tables."""
         collections = [table for table in self.tables if table not in self.of_one]
         cases = [case for table in collections for case in _cases(table, self.reader, "step_seconds")]

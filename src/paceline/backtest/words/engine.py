@@ -1,4 +1,4 @@
-"""Whether a row's layers are those of Transformer Engine: as the row says, or as its program has them by default."""
+"""Layers of Transformer Engine: rows that say so, and programs that have such layers by default."""
 
 from __future__ import annotations
 
