@@ -12,7 +12,7 @@ import numpy as np
 from paceline.backtest.layout import spreads_experts, takes_tensor_ranks
 from paceline.backtest.rows import Case
 from paceline.backtest.schema import StepRow
-from paceline.backtest.words.engine import has_engine_layers
+from paceline.backtest.words.engine import starts_engine_layers
 from paceline.backtest.words.settings import CLASS, modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
@@ -87,8 +87,6 @@ FUSED_UPDATE = re.compile(NOT + r"\b(?:apex|fused[-_ ]adamw?|adamw?(?:_torch)?[-
 BUCKET_VIEWS = re.compile(NOT + r"\b(?:apex|gradient_as_bucket_view)\b" + OFF)
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
-# Whole steps or layers that were captured once: nothing of them is started by Python.
-GRAPHED = re.compile(r"(?<!no )(?<!without )\b(?:cuda|hip)[- ]graphs?\b(?! of the router)")
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def software_of(case: Case) -> Software:
             found = replace(found, first_flash=True)
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
-    if found.fused and has_engine_layers(case.row) and not GRAPHED.search(case.row.notes.lower()):
+    if found.fused and starts_engine_layers(case.row):
         found = replace(found, engine_layers=True)
     found = with_modules(found, modules_of(case.row.recompute))
     found = _with_buffers(_with_narrow_state(found, case.row), case)

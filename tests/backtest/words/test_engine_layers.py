@@ -26,6 +26,7 @@ YOUNG = replace(LLAMA, program="megatron-lm", accelerator="H100-80GB", zero_stag
         ({"accelerator": "A100-80GB", "notes": "torch 2.1"}, False),
         ({"accelerator": "A100-80GB", "precision": "te bf16"}, True),
         ({"accelerator": "A100-80GB", "program": "pytorch", "notes": "layers of Transformer Engine"}, True),
+        ({"notes": "grouped products of Transformer Engine", "program": "pytorch-fsdp2"}, False),
         ({"notes": "local modules of Megatron-Core"}, False),
         ({"notes": "--transformer-impl local"}, False),
         ({"notes": "without Transformer Engine"}, False),
@@ -42,12 +43,19 @@ def test_which_rows_have_layers_of_transformer_engine(changes: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("notes", "slow"),
-    [("", True), ("no CUDA graphs", True), ("CUDA graphs of whole layers", False), ("local layers", False)],
+    ("notes", "program", "slow"),
+    [
+        ("", "megatron-lm", True),
+        ("no CUDA graphs", "megatron-lm", True),
+        ("CUDA graphs of whole layers", "megatron-lm", False),
+        ("local layers", "megatron-lm", False),
+        ("", "megatron-bridge", True),
+        ("", "nemo", False),
+    ],
 )
-def test_their_layers_take_a_host_longer_to_start_unless_a_graph_holds_them(notes: str, slow: bool) -> None:
+def test_layers_take_a_host_longer_to_start_unless_a_graph_holds_them(notes: str, program: str, slow: bool) -> None:
     """A layer starts 1.75 times as long, what is no layer (embedding, head, loss) as long as ever."""
-    case = case_of(YOUNG, notes=notes)
+    case = case_of(YOUNG, notes=notes, program=program)
     software = software_of(case)
     assert software.engine_layers is slow
 
