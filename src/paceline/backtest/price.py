@@ -12,6 +12,7 @@ import numpy as np
 from paceline.backtest.layout import spreads_experts, takes_tensor_ranks
 from paceline.backtest.rows import Case
 from paceline.backtest.schema import StepRow
+from paceline.backtest.words.engine import starts_engine_layers
 from paceline.backtest.words.settings import CLASS, modules_of
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
@@ -146,6 +147,8 @@ def software_of(case: Case) -> Software:
             found = replace(found, first_flash=True)
         elif SECOND_FLASH.search(case.row.attention_kernel.lower()):
             found = replace(found, first_flash=False)
+    if found.fused and starts_engine_layers(case.row):
+        found = replace(found, engine_layers=True)
     found = with_modules(found, modules_of(case.row.recompute))
     found = _with_buffers(_with_narrow_state(found, case.row), case)
     if ONCE_PER_NODE.search(case.row.notes.lower()):

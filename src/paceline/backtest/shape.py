@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
 from paceline.backtest.words.adapters import has_adapters
+from paceline.backtest.words.engine import has_engine_layers
 from paceline.backtest.words.settings import is_unfused, modules_of
 from paceline.backtest.words.texts import text_tokens
 from paceline.plan.cost.constants import family_of
@@ -168,7 +169,7 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
             family_of(row.accelerator.upper().replace("_", "-")) in ("hopper", "blackwell")
             or shape.kv_heads < shape.heads
         )
-        engine = re.search(r"\bte\b", row.precision.lower())  # layers of Transformer Engine, whose attention is fused
+        engine = has_engine_layers(row)  # layers of Transformer Engine, whose attention is fused
         guessed = assumed and not any(chip in row.accelerator.upper() for chip in BEFORE_FLASH)
         unfused = row.arch == "gpt" and not (program.fuses_attention or guessed or younger or engine)
         unfused |= row.arch == "bert" and is_around_transformers(row.program)

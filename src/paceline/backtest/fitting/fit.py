@@ -10,6 +10,7 @@ constants fitted without a table miss of it, those of memory from what is left o
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
+from paceline.backtest.fitting.generations import COLLECTED, SharesTold, blended, shares_told
 from paceline.backtest.price import (
     Priced,
     alike_cases,
@@ -123,12 +125,24 @@ class Fitting:
     @cached_property
     def parts(self) -> list[FittedTable]:
         """The tables as the fit sees them. Raises DataError where none can be fitted on."""
-        found = [part for table in self.tables if (part := _part(table, self.reader)) is not None]
+        found = [part for table in self.of_one if (part := _part(table, self.reader)) is not None]
         if not found:
             raise DataError(
                 "nothing to fit on", "no row of these files has a time that can be forecast", "other tables"
             )
         return found
+
+    @cached_property
+    def of_one(self) -> Sequence[MeasuredTable]:
+        """The tables that are no collections of strangers' rows; all, where there are none but these."""
+        return [table for table in self.tables if not _is_collection(table)] or self.tables
+
+    @cached_property
+    def told(self) -> SharesTold:
+        """What the sources of collections say of generations, at the optimum of the other tables."""
+        collections = [table for table in self.tables if table not in self.of_one]
+        cases = [case for table in collections for case in _cases(table, self.reader, "step_seconds")]
+        return shares_told(cases, _pooled(self._optimum, self.parts)) if cases else {}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +153,12 @@ class Fitting:
     @cached_property
     def constants(self) -> Constants:
         """The constants of all tables, those of allocators and intervals aside."""
-        return _pooled(self._optimum, self.parts)
+        return self._told_too(_pooled(self._optimum, self.parts), self.parts)
+
+    def _told_too(self, constants: Constants, parts: Sequence[FittedTable], without: Collection[str] = ()) -> Constants:
+        """Return constants whose shares the sources of collections have a say in, but for those `without` it."""
+        shares = blended(constants.share, rows_of_generations(parts), self.told, without)
+        return replace(constants, share={family: rounded(share) for family, share in shares.items()})
 
     @cached_property
     def _optimum(self) -> Constants:
@@ -160,7 +179,8 @@ class Fitting:
         if not others:
             return self.start
         found = nearby(self.names, self.start, self._optimum, [self._slopes[place] for place in others])
-        return _pooled(with_values(self._optimum, self.names, found), [self.parts[place] for place in others])
+        kept, gone = [self.parts[place] for place in others], {name for part in left_out for name in part.sources}
+        return self._told_too(_pooled(with_values(self._optimum, self.names, found), kept), kept, gone)
 
     @cached_property
     def _slopes(self) -> list[tuple[Floats, Floats]]:
@@ -179,7 +199,7 @@ class Fitting:
     def fit(self) -> Fit:
         """Return the constants with the intervals that left-out tables give."""
         constants = self.constants
-        held = [(table.file, cases) for table in self.tables if (cases := _held(table, self.reader))]
+        held = [(table.file, cases) for table in self.of_one if (cases := _held(table, self.reader))]
         constants = replace(constants, allocator_share=_allocator_share(held, constants))
         residuals = tuple(Residuals(part.file, part.missed(constants)) for part in self.parts)
         memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
@@ -211,6 +231,16 @@ def _pooled(constants: Constants, parts: Sequence[FittedTable]) -> Constants:
     """Return constants whose shares of generations are drawn together, by how many sources tell of each."""
     shares = pooled(constants.share, _sources(parts))
     return replace(constants, share={family: rounded(share) for family, share in shares.items()})
+
+
+def rows_of_generations(parts: Sequence[FittedTable]) -> dict[str, int]:
+    """Return how many rows of training steps the tables have of each generation."""
+    return dict(Counter(family_of(case.cluster.device.name) for part in parts for case in part.cases))
+
+
+def _is_collection(table: MeasuredTable) -> bool:
+    """Return whether a table has rows of several sources, and so few of each."""
+    return len({row.source for row in table.rows if isinstance(row, StepRow)}) >= COLLECTED
 
 
 def _sources(parts: Sequence[FittedTable]) -> dict[str, int]:

@@ -28,6 +28,7 @@ class Software:
     selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
+    engine_layers: bool = False  # whether blocks are layers of Transformer Engine, which take a host longer to start
     splits_root: bool = False  # whether embedding and head are units of sharding of their own
     gathers_weights: bool = False  # whether every matrix is a unit of its own, reduced in the compute dtype
     live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model

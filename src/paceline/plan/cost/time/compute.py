@@ -38,6 +38,12 @@ SPLIT_STARTS = 2.5
 # 0.34 ms so (pytorch/pytorch pull request 107305). 0.1 ms is what uncompiled torchtitan with tensor ranks is left with:
 # 13 ms a layer in four passes of 30 to 34 operators, on A100 and on MI355X alike (rounds nine and eleven).
 DISPATCH_SECONDS = 1e-4
+# Of a layer of Transformer Engine, the time that a host takes to start it over that of its fused kernels, as they are
+# counted: its modules are functions of autograd in Python. Megatron-LM's authors of FlexShard tell 2.3 to 2.8 ms for
+# the forward pass of a layer of 2,048 whose kernels take a device 0.8, and steps on 4 and 8 H100 of 80 to 115 ms for
+# each micro-batch of 24 of them where 50 are counted: 1.57 to 2.28, the more the fewer micro-batches share a step's
+# ends (rows of megatron_h100_96 in docs/scripts/accuracy/rounds/blind_rows_14.csv, read 2026-11-30).
+ENGINE_STARTS = 1.75
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
 ROUTED_STARTS = 16
@@ -197,6 +203,8 @@ def host_starts(sheet: Sheet) -> HostStarts:
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
     shapes, software, constants = sheet.context.shapes, sheet.context.software, sheet.context.constants
     slowed = shapes["operators"] * (sheet.factors if on_cpu else 1.0)
+    if software.engine_layers and not on_cpu:
+        slowed = slowed * np.where(shapes.repeated, ENGINE_STARTS, 1.0)
     if not software.fused:
         plain = shapes["plain_operators"]
         slowed = plain + (slowed - plain) * np.where(shapes.repeated, constants.unfused_launches, 1.0)
