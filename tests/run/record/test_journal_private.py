@@ -70,20 +70,8 @@ def test_no_secret_of_a_run_is_in_its_journal(tmp_path: Path) -> None:
     arguments, because = {"arguments": {"auth_token": SECRETS["an option"]}}, f"of {SECRETS['an own shape']}"
     decision = DecisionRecord("plan", arguments, words[1], because, None)
     record = PlannedRecord(facts={"description": f"text of {words[-2]}"}, decisions=(decision,))
-    brief = Brief(
-        plan_of(Layout()),
-        STEPS,
-        SEQ_LEN,
-        "tokens",
-        "cpu",
-        1,
-        1.0,
-        math.nan,
-        1.0,
-        math.nan,
-        record,
-        command=tuple(words),
-    )
+    brief = Brief(plan_of(Layout()), STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, record)
+    brief = dataclasses.replace(brief, command=tuple(words))
     spec = Spec(task=task, cluster=ClusterSpec(learn=False), run=run)
     training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), tmp_path, asked_sinks(run))
     with pytest.raises(RuntimeError):
