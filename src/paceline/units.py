@@ -102,9 +102,9 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
         if meant in units:
             near = f"did you mean '{meant}'?"
         if written in SECONDS:
-            near = f'a limit by the clock is run.time_limit = "{text}"'
+            near = f'"100 {units[0]}"; by the clock there is run.time_limit = "{text}", which ends a run'
         if written in PREFIXES and written:  # "100B": of what?
-            counted = f"{text[: -len(written)].strip()} {written}"
+            counted = f"{text.rstrip()[: -len(written)].strip()} {written}"
             near = " or ".join(f'"{counted} {each}"' for each in _COUNTED if each in units)
         raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", _no_unit(written), near)
     if prefix not in PREFIXES:

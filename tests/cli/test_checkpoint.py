@@ -57,6 +57,7 @@ def test_the_command_on_record_is_what_was_typed(folder: Path) -> None:
         (["/opt/site-packages/paceline/__main__.py", "train"], ("python", "-m", "paceline", "train")),
         (["loops/train.py", "--lr", "1"], ("python", "loops/train.py", "--lr", "1")),
         (["/opt/bin/pytest", "-q"], ("/opt/bin/pytest", "-q")), ([""], ()), (["-c"], ()), ([], ()),
+        (["/opt/site-packages/ipykernel_launcher.py", "-f", "/tmp/kernel-7.json"], ()),
     ],
 )  # fmt: skip
 def test_a_command_is_told_as_it_would_be_typed_again(

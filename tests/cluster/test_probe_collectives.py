@@ -1,8 +1,10 @@
 """What a collective adds to a step is a difference of two times: the impossible ones are refused."""
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from paceline.cluster.probe import collectives
@@ -10,7 +12,7 @@ from paceline.cluster.probe.busy import reasons_of
 from paceline.cluster.probe.collectives import BATCHES, TRIES, refused_of, time_in_step
 from paceline.cluster.probe.passes import _collectives
 from paceline.cluster.probe.rank import Rank
-from paceline.cluster.probe.records import CollectiveTimes, Latency, ProbeRecord, TimedCollective
+from paceline.cluster.probe.records import CollectiveTimes, Latency, ProbeRecord, Timed, TimedCollective
 
 
 class Clock:
@@ -71,6 +73,20 @@ def test_the_median_of_batches_leaves_out_one_that_waited_for_a_turn(monkeypatch
     clock, rank = Clock(monkeypatch, [each / 1e3 for each in work_ms]), on_a_cpu(is_trial=False)
     assert time_in_step(rank, clock.collective, 20) == {"seconds": pytest.approx(0.8e-3)}
     assert clock.stretch + 1 == 1 + 2 * BATCHES
+
+
+def test_an_accelerator_is_timed_as_often_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no batches of which a median counts, and had half of its calls for them."""
+    rank, seen = on_a_cpu(is_trial=False), list[int]()
+    rank.kind, rank.device = "cuda", torch.device("meta")
+
+    def timed(call: Callable[[], object], repeats: int = 0) -> Timed:
+        seen.append(repeats)
+        return {"seconds": 1e-3, "spread": 0.0, "repeats": repeats}
+
+    monkeypatch.setattr(rank, "time", timed, raising=False)
+    collectives._group_times(rank, None, 2)
+    assert seen == [40, *[8] * 6]
 
 
 def test_one_pass_that_could_tell_a_collective_from_computing_counts_for_both() -> None:

@@ -41,6 +41,11 @@ ROOT = Path(__file__).parents[2]
         ("task.optimizer.betas=[0.9, 0.95]", "beta2 = "),
         ("task.model.num_local_experts=8", "task.model.experts"),
         ("task.model.num_experts_per_tok=2", "task.model.top_k"),
+        ("task.model.expert=8", "'experts'"),  # plan.ep
+        ("task.data.context=2048", "task.data.seq_len"),  # plan.cp
+        ("plan.context=2", "plan.cp = 2"),
+        ("plan.expert=2", "plan.ep = 2"),
+        ("run.checkpoint_every=10min", '"100 steps"'),  # run.time_limit alone, which ends the run
         ("plan.precision=bfloat16", "'bf16'"),
         ("plan.goal=cheapest", "'money'"),
         ("task.schedule.kind=linear_with_warmup", 'kind = "linear", warmup ='),

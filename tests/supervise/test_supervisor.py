@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ from runs import environment, is_running, wait_until
 from paceline.errors import (
     ConfigError,
     ConfigErrors,
+    DataError,
     OutOfMemory,
     PacelineError,
     Requeue,
@@ -28,7 +30,15 @@ from paceline.session.together import as_error
 from paceline.spec.journal.kinds import FaultRecord
 from paceline.spec.journal.record import plain, read
 from paceline.supervise import supervisor
-from paceline.supervise.blame import Ending, Outcome, cause_is_known, errors_told, leave_error, outcome_of
+from paceline.supervise.blame import (
+    Ending,
+    Outcome,
+    cause_is_known,
+    errors_told,
+    leave_error,
+    leave_if_there_is_room,
+    outcome_of,
+)
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
@@ -389,6 +399,23 @@ def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(tmp_p
         assert as_error(error.as_dict()).as_dict() == error.as_dict()
     fault = FaultRecord("ranks 0 and 1 no longer agree", "", 1, names_ranks=True)
     assert read(FaultRecord, plain(fault)) == fault and "names_ranks" not in plain(FaultRecord("a disk is full", "", 1))
+
+
+def test_what_a_full_disk_took_half_of_is_not_told_for_another_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name had room and the words had none: damaged data had "failed" with code 1, and were tried again."""
+    write, said = Path.write_text, list[str]()
+
+    def full(path: Path, text: str) -> int:
+        write(path, text[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    error = DataError("row 7 is damaged", "it has no label")
+    leave_if_there_is_room(tmp_path, 1, error.as_dict(), 1.0, say=said.append)
+    assert "row 7 is damaged: it has no label (not on record" in said[0]
+    assert outcome_of([Ending(1, error.exit_code, 0.0, 2.0)], (), tmp_path, None, 2).exit_code == error.exit_code
 
 
 def test_a_signal_that_comes_when_all_have_ended_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import socket
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from tests_shared import plan_of
 from paceline.errors import Requeue
 from paceline.lock import RunLock, take
 from paceline.session.closing import close_run
+from paceline.session.nodes import coordinate
 from paceline.session.nodes.coordinate import _gather
 from paceline.session.nodes.while_waiting import looked_for
 from paceline.spec.cluster import ClusterSpec
@@ -40,6 +43,7 @@ from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import RESTARTED
+from paceline.supervise.told.typed import typed_command
 
 NODES = NodesSpec(count=2, wait="10 min")
 BRIEF = Brief(
@@ -141,3 +145,20 @@ def test_a_time_limit_ends_the_wait_for_nodes_at_the_start(tmp_path: Path) -> No
         with pytest.raises(Requeue) as stopped:
             _gather(spec, fleet_of(lock, server), None)
         assert stopped.value.because == "the time limit of 300 ms is reached while waiting for 1 node"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [((), ()), (("paceline", "train", "a.toml"),) * 2, (("python", "-m", "paceline", "train", "a.toml"),) * 2],
+)
+def test_a_coordinator_has_the_command_that_was_typed(
+    typed: tuple[str, ...], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt there is none, and `sys.argv` was empty: libraries look at its first word."""
+    found = list[tuple[tuple[str, ...], int]]()
+    monkeypatch.setattr("sys.argv", ["coordinate", "spec", "127.0.0.1", "1", "0", "2", *typed])
+    for name in ("end_with_parent", "name_process", "take_over"):
+        monkeypatch.setattr(coordinate, name, lambda *given, **more: None)
+    monkeypatch.setattr(coordinate, "coordinate", lambda *given: found.append((typed_command(), len(sys.argv))) or 0)
+    assert inspect.unwrap(coordinate.main)() == 0
+    assert found == [(told, max(1, len(typed)))]

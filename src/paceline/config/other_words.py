@@ -34,7 +34,7 @@ _OPTIONS: dict[str, str] = {
         ("maxgradnorm gradclip gradientclipping gradientclipval clipgradnorm", "task.optimizer.clip_norm = 1.0"),
         ("optim", 'task.optimizer.name = "adamw"'),
         ("dataset datapath datasetname trainfile traindata", 'task.data.source = "my.csv"'),
-        ("maxlength maxseqlength maxseqlen blocksize contextlength sequencelength", "task.data.seq_len = 512"),
+        ("maxlength maxseqlength maxseqlen blocksize context contextlength sequencelength", "task.data.seq_len = 512"),
         ("numworkers workers dataloadernumworkers", "nothing: batches are read ahead by themselves"),
         ("bf16 fp16 fp32 amp mixedprecision dtype torchdtype", 'plan.precision = "bf16"'),
         ("gradientcheckpointing activationcheckpointing checkpointing", 'plan.recompute = "full"'),
@@ -47,8 +47,8 @@ _OPTIONS: dict[str, str] = {
         ("tensor tensorparallel tensorparallelsize tpsize tensormodelparallelsize tensorparalleldegree", "plan.tp = 2"),
         ("pipeline pipelineparallel pipelineparallelsize ppsize pipelinemodelparallelsize pipelineparalleldegree",
          "plan.pp = 2"),
-        ("context contextparallel contextparallelsize cpsize sequenceparallel contextparalleldegree", "plan.cp = 2"),
-        ("expert expertparallel expertparallelsize epsize expertparalleldegree", "plan.ep = 2"),
+        ("contextparallel contextparallelsize cpsize sequenceparallel contextparalleldegree", "plan.cp = 2"),
+        ("expertparallel expertparallelsize epsize expertparalleldegree", "plan.ep = 2"),
         ("outputdir outdir logdir savedir rundir workdir", 'run.dir = "runs/mine"'),
         ("savesteps saveevery saveinterval checkpointinterval", 'run.checkpoint_every = "100 steps"'),
         ("evalsteps evalevery evalinterval evaluationstrategy evalstrategy", 'run.evaluate_every = "50 steps"'),
@@ -76,6 +76,8 @@ _IN_TABLE: dict[str, tuple[str, str]] = {
     for words, option, said in (
         ("params parameters paramnames module modules layers pattern patterns", "match", 'match = ["encoder.*"]'),
         ("kind type class", "name", "did you mean 'name'?"),
+        ("context", "cp", "plan.cp = 2"),  # of a plan; of a model or its data it is a length
+        ("expert", "ep", "plan.ep = 2"),
         ("lr learningrate lrmult lrmultiplier lrfactor", "lr_scale", "lr_scale = 0.1, a factor of task.optimizer.lr"),
     )
     for option_word in words.split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -159,6 +160,8 @@ def leave_if_there_is_room(
     try:
         leave_error(folder, rank, details, cause, moment)
     except OSError as error:
+        with contextlib.suppress(OSError):  # half of it would be told as that of a rank which failed with code 1
+            (folder / f"error-{rank}.json{UNFINISHED}").unlink()
         say(f"fault    {details.get('what')}: {details.get('because')} (not on record: {error})")
 
 

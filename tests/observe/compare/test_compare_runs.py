@@ -155,6 +155,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_it_for_people_and_machines(tmp_path: Path) -> None:
+    assert len(compare_runs([run(tmp_path, "c.toml", 1), run(tmp_path, "d.toml", 2)]).runs) == 2, "runs for all that"
     paths = [run(tmp_path, "a", 1), run(tmp_path, "b", 2, lower=0.1, lr=0.01)]
     told = in_process("compare", *paths)
     assert told.returncode == 0 and "lower in b" in told.stdout and "spec.task.optimizer.lr" in told.stdout

@@ -148,6 +148,10 @@ def test_batch_statistics_leave_one_device_and_one_micro_batch():
     with pytest.raises(DoesNotFit) as refused:
         found(model=model)
     assert refused.value.because == why, "and not that the model has no experts"
+    with pytest.raises(DoesNotFit) as refused:
+        found(where=cluster(1), model=model, batch=8, micro_batch=9)
+    assert refused.value.because == "a device's part of the batch is 8 samples at most"
+    assert "devices" not in refused.value.try_, "one device is what there is"
 
 
 def test_precision_follows_the_measured_rates():

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,16 +62,16 @@ def test_a_journal_is_the_users_alone(tmp_path: Path, umask: int) -> None:
         assert mode_of(write_report(tmp_path)) == mode, "the report repeats the journal"
 
 
-def test_no_secret_of_a_run_is_in_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_of_a_run_is_in_its_journal(tmp_path: Path) -> None:
     words = ["train.py", SECRETS["a token"], "--api-key", SECRETS["an option"], "--steps", "2"]
     words += [f"https://me:{SECRETS['a password']}@example.com/x", f"project={SECRETS['an own shape']}"]
-    monkeypatch.setattr(sys, "argv", words)
     task = dataclasses.replace(decoder_task(stop=Amount(STEPS, "steps")), name="tiny")
     run = RunSpec(checkpoint_every=None, evaluate_every=None, redact=(r"ACME-\d+",), tensorboard=True)
     arguments, because = {"arguments": {"auth_token": SECRETS["an option"]}}, f"of {SECRETS['an own shape']}"
     decision = DecisionRecord("plan", arguments, words[1], because, None)
     record = PlannedRecord(facts={"description": f"text of {words[-2]}"}, decisions=(decision,))
     brief = Brief(plan_of(Layout()), STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, record)
+    brief = dataclasses.replace(brief, command=tuple(words))
     spec = Spec(task=task, cluster=ClusterSpec(learn=False), run=run)
     training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), tmp_path, asked_sinks(run))
     with pytest.raises(RuntimeError):

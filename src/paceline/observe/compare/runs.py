@@ -151,7 +151,7 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
         if path.resolve() in named:
             raise ConfigError(f"{path} is named twice", "a run differs from itself in nothing", "name each run once")
         named.add(path.resolve())
-        if path.suffix == ".toml":
+        if path.suffix == ".toml" and not is_run(path):
             fix = "paceline plan says what each will take, and with --devices or --device compares clusters"
             raise ConfigError(f"{path} is not a run's directory", "a spec has not run", fix)
         if not is_run(path):

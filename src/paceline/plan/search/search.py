@@ -282,12 +282,12 @@ def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) ->
     if not len(refused.too_large):
         closed = profile.closed_axes or {}
         # Of a model without any data axis that is the reason, and not the last of the axes that few models have.
-        if all(axis in closed for axis in DATA_AXES):
+        if cluster.devices > 1 and all(axis in closed for axis in DATA_AXES):
             what = f"{profile.name} cannot be trained on {cluster.devices} x {cluster.device.name}"
             because, _, opens = closed[DATA_AXES[0]].partition(TRY)
             return DoesNotFit(what, because, f"cluster.devices = 1{f', or {opens}' if opens else ''}")
         last = refused.told[-1].because if refused.told else "no layout is possible"
-        return DoesNotFit(what, last, "fewer devices")
+        return DoesNotFit(what, last, f"{'fewer devices, or ' * (cluster.devices > 1)}unset constraints of [plan]")
     nearest = refused[len(refused.told)]
     error = DoesNotFit(
         f"{what}: none of {len(refused):,} plans",

@@ -71,7 +71,7 @@ def main() -> int:
     end_with_parent(number=signal.SIGKILL)
     name_process("paceline-coord")
     path, host, port, node, per_machine, *typed = sys.argv[1:]
-    sys.argv = typed  # the run's command is what was typed on this node
+    sys.argv = typed or [""]  # the run's command is what was typed on this node; nobody's own is ever empty
     return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 
 
