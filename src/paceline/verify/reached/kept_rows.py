@@ -38,7 +38,7 @@ def _mapped(source: Any) -> MapSource | None:
     for _ in range(8):
         if source is None or isinstance(source, MapSource):
             return source
-        source = vars(source).get("changes", vars(source).get("inner"))
+        source = getattr(source, "changes", getattr(source, "inner", None))
     return None
 
 
