@@ -216,6 +216,27 @@ def test_rows_that_keep_what_they_drew_are_named(holds: str, is_found: bool) -> 
         assert first.family == "rows that keep what they drew" and "before it is augmented" in first.likely
 
 
+class MadeLate(Augmented):
+    """Makes a layer, whose weights are drawn and then loaded, when the first of its rows is read."""
+
+    fingerprint = "no row is read for it"
+
+    def __init__(self) -> None:
+        super().__init__("nothing drawn")
+        self.layer: nn.Linear | None = None
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.layer is None:
+            self.layer = nn.Linear(6, 6)
+            nn.init.eye_(self.layer.weight)
+        return super().__getitem__(index)
+
+
+def test_what_a_data_set_draws_once_is_no_sample_that_keeps_its_draws() -> None:
+    assert row_that_keeps_its_draws(MapSource(MadeLate(), 0)) is None
+    assert row_that_keeps_its_draws(MapSource(Augmented("augmented"), 0)) is not None
+
+
 class Counted:
     """Counts calls."""
 
