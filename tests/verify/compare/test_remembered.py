@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from typing import Any
@@ -276,7 +277,44 @@ def test_an_objective_holds_again_what_it_held_for_a_while() -> None:
         assert not remembered.changed()
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, [None], torch.ones(2), {3}, Counted()])
+def test_a_variable_that_nobody_has_set_is_unset_again() -> None:
+    if False:
+        late = 0
+
+    def objective(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        nonlocal late
+        late = 1
+        return torch.ones(()), late
+
+    was = AsItWas(objective)
+    objective(nn.Identity(), {})
+    with was.again(), pytest.raises(ValueError, match="empty"):
+        _ = objective.__closure__[0].cell_contents  # type: ignore[index]
+    assert late == 1
+
+
+def test_of_the_object_of_a_method_plain_attributes_are_put_back() -> None:
+    """It may be a whole program, whose data nobody wants copied."""
+
+    class Program:
+        def __init__(self) -> None:
+            self.data, self.calls, self.scale = Counted(), 0, None
+
+        def objective(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            self.calls, self.scale, self.late = self.calls + 1, self.scale or 2.0, True
+            self.data.calls += 1
+            return torch.ones(()), 1
+
+    program = Program()
+    was = AsItWas(program.objective)
+    program.objective(nn.Identity(), {})
+    with was.again():
+        assert (program.calls, program.scale, program.data.calls) == (0, None, 1) and not hasattr(program, "late")
+        program.objective(nn.Identity(), {})
+    assert (program.calls, program.scale, program.data.calls, program.late) == (1, 2.0, 2, True)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [None], collections.deque([None], 1), torch.ones(2), {3}, Counted()])
 def test_what_is_written_in_place_has_changed(value: Any) -> None:
     """Containers of one size, tensors and objects counted as what they had been: told "equal"."""
     model = nn.Identity()

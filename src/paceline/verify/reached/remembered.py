@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 # What nn.Module itself keeps in a module's dictionary: parameters and buffers are looked at elsewhere.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-SIZED = (list, dict, set)
-PLAIN = (bool, int, float, Tensor, *SIZED)  # what a global variable holds that calls may change
+SIZED = (list, dict, set, deque)
+PLAIN = (bool, int, float, Tensor, *SIZED)  # what variables hold that calls may change
 MOST = 100_000  # elements of one
 FILLED = (*SIZED, defaultdict, OrderedDict, Counter)  # exactly these are filled again in place
 _NONE = object()  # what a place holds in which nothing is
@@ -103,15 +103,30 @@ class _Place:
 
 
 def _places_of(objective: Any) -> list[_Place]:
-    """Return where an objective holds anything: attributes, variables around a function, global ones that it names."""
-    objective = _itself(objective)
-    places = [_Place(f"objective.{name}", table, name) for table in _tables_of(objective) for name in table]
+    """Return where an objective holds anything: attributes, variables around a function, global ones that it names.
+
+    Of the object that a method is of, which may be a whole program, these are its plain attributes.
+    """
+    is_method, objective = _is_method(objective), _itself(objective)
+    hidden = OF_EVERY_MODULE if isinstance(objective, nn.Module) else ()
+    places = [
+        _Place(f"objective.{name}", table, name)
+        for table in _tables_of(objective)
+        for name, value in table.items()
+        if name not in hidden and (_is_plain(value) or not is_method)
+    ]
     if isinstance(objective, FunctionType):
         cells: tuple[CellType, ...] = objective.__closure__ or ()
         around = zip(objective.__code__.co_freevars, cells, strict=True)
         places += [_Place(f"objective's {name}", cell) for name, cell in around]
         places += [_Place(f"the global {name}", objective.__globals__, name) for name in _globals_of(objective)]
     return places
+
+
+def _is_method(objective: Any) -> bool:
+    while isinstance(objective, functools.partial):
+        objective = objective.func
+    return isinstance(objective, MethodType)
 
 
 def _itself(objective: Any) -> Any:
@@ -131,7 +146,11 @@ def _globals_of(function: FunctionType) -> list[str]:
     if (function.__module__ or "").startswith(PROOFS_OWN):
         return []
     named = ((name, function.__globals__.get(name, _NONE)) for name in dict.fromkeys(function.__code__.co_names))
-    return [name for name, value in named if value is None or (isinstance(value, PLAIN) and _size(value) <= MOST)]
+    return [name for name, value in named if _is_plain(value)]
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or (isinstance(value, PLAIN) and _size(value) <= MOST)
 
 
 def _size(value: object) -> int:
@@ -148,19 +167,20 @@ class AsItWas:
     def __init__(self, objective: Any) -> None:
         own = _itself(objective)
         is_module = isinstance(own, nn.Module)
-        self._tables = [] if is_module else _tables_of(own)
-        held = [(place, place.read()) for place in ([] if is_module else _places_of(own))]
+        self._tables = [] if is_module else [(table, frozenset(table)) for table in _tables_of(own)]
+        held = [(place, place.read()) for place in ([] if is_module else _places_of(objective))]
         self._was = [(place, value, _copied(value)) for place, value in held]
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Have the objective hold what it held, and after that what it holds now."""
-        tables = [(table, dict(table)) for table in self._tables]
+        tables = [(table, dict(table)) for table, _ in self._tables]
         now = [(place, value, _content(value)) for place, value in [(one, one.read()) for one, *_ in self._was]]
         held = [(value, _content(value)) for _, value, _ in self._was]
         try:
-            for table in self._tables:
-                table.clear()
+            for table, names in self._tables:
+                for name in table.keys() - names:
+                    del table[name]
             for place, value, was in self._was:
                 place.write(_filled(value, _copied(was)))
             yield
@@ -184,7 +204,7 @@ def _filled(value: Any, content: Any) -> Any:
     if type(value) not in FILLED:
         return content
     value.clear()
-    if isinstance(value, list):
+    if isinstance(value, list | deque):
         value.extend(content)
     else:
         value.update(content)
@@ -193,6 +213,8 @@ def _filled(value: Any, content: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     """Return a copy with the same modules; of what cannot be copied a container of the same elements, or itself."""
+    if value is _NONE:
+        return value
     held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     modules = {id(each): each for each in (value, *held) if isinstance(each, nn.Module)}
     try:
