@@ -285,6 +285,10 @@ def test_data_sets_that_cannot_be_used() -> None:
         MapSource([], 1)
     with pytest.raises(DataError, match=r"do not make a batch\n  because  sample 1 is \[2\] where sample 0 is \[1\]; "):
         MapSource(Ragged(), 1).read(np.arange(3))
+    tokens = [{"ids": [7] * length, "of": (1, 2.0)} for length in (500, 1200)]  # as tokenizers give them
+    told = r"because  sample 1 is {ids: 1,200 x int, of: \(int, float\)} where sample 0 is {ids: 500 x int, of: "
+    with pytest.raises(DataError, match=told):
+        MapSource(tokens, 1).read(np.arange(2))
 
 
 @pytest.mark.parametrize(

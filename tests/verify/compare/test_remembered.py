@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.task.data.sources.mapped import MapSource
 from paceline.verify.compare.whole_batch import whole_batch
-from paceline.verify.reached.remembered import Remembered, as_it_was
+from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
+from paceline.verify.reached.remembered import AsItWas, Remembered
 
 
 class Calibrated(nn.Module):
@@ -36,6 +39,21 @@ class Calibrated(nn.Module):
             self.measured_at = self.head.weight._version
             self.scale = (hidden if self.by_rows else self.head.weight).detach().std(unbiased=False) + 1
         return self.head(hidden / self.scale)
+
+
+class KeptInADict(Calibrated):
+    """The same in a dictionary, whose size stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {"at": -1, "scale": None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x).tanh()
+        if self.kept["at"] != self.head.weight._version:
+            self.kept.update(at=self.head.weight._version, scale=hidden.detach().std(unbiased=False) + 1)
+        return self.head(hidden / self.kept["scale"])
 
 
 def by_weights() -> nn.Module:
@@ -126,13 +144,14 @@ def noting(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         (classifier, lambda: against_a_baseline, ("the global BASELINE",)),
         (classifier, lambda: noting, ()),
         (Calibrated, lambda: summed, ("measured_at", "scale")),
+        (KeptInADict, lambda: summed, ("kept",)),
         (classifier, FirstRows, ("objective.spread",)),
         (classifier, Remembering, ("objective.before",)),
         (classifier, first_rows, ("objective's spread",)),
         (by_weights, lambda: summed, ()),
         (Denormalised, lambda: summed, ()),
     ],
-    ids=["global", "noted", "scale", "object", "rows", "function", "of the weights", "of each row"],
+    ids=["global", "noted", "scale", "dictionary", "object", "rows", "function", "of the weights", "of each row"],
 )
 def test_what_the_first_rows_leave_behind_is_found(model: Any, objective: Any, names: tuple[str, ...]) -> None:
     """Each later cut had it from the first one: told "equal", and each rank measures its own rows."""
@@ -212,7 +231,37 @@ def test_rows_that_keep_what_they_drew_are_named(holds: str) -> None:
         )
 
 
-def test_copies_of_an_objective_hold_what_it_held_and_share_its_modules() -> None:
+class MadeLate(Augmented):
+    """Makes a layer, whose weights are drawn and then loaded, when the first of its rows is read."""
+
+    fingerprint = "no row is read for it"
+
+    def __init__(self) -> None:
+        super().__init__("nothing drawn")
+        self.layer: nn.Linear | None = None
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.layer is None:
+            self.layer = nn.Linear(6, 6)
+            nn.init.eye_(self.layer.weight)
+        return super().__getitem__(index)
+
+
+def test_what_a_data_set_draws_once_is_no_sample_that_keeps_its_draws() -> None:
+    assert row_that_keeps_its_draws(MapSource(MadeLate(), 0)) is None
+    assert row_that_keeps_its_draws(MapSource(Augmented("augmented"), 0)) is not None
+
+
+class Counted:
+    """Counts calls."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def test_an_objective_holds_again_what_it_held_for_a_while() -> None:
     teacher, held = nn.Linear(6, 6), [1]
 
     @dataclasses.dataclass
@@ -228,14 +277,139 @@ def test_copies_of_an_objective_hold_what_it_held_and_share_its_modules() -> Non
         held.append(len(held))
         return teacher(logits_of(model, batch)).sum(), 1
 
-    function.coupled = "batch"  # type: ignore[attr-defined]
-    objective, rows = Distils(teacher, held), {"ours": torch.ones(1, 6)}
-    for one in (objective, function):
-        remembered, copied = Remembered(nn.Identity(), [one]), as_it_was(one)
-        copied(nn.Identity(), rows)
-        assert not remembered.changed() and held == [1]
-        one(nn.Identity(), rows)
-        assert len(remembered.changed()) == 1
+    for one in (Distils(teacher, held), functools.partial(function), Distils(teacher, held).__call__):
+        remembered, was = Remembered(nn.Identity(), [one]), AsItWas(one)
+        for _ in range(2):
+            one(nn.Identity(), {"ours": torch.ones(1, 6)})
+            assert remembered.changed()
+        with was.again():
+            assert held == [1] and not remembered.changed()
+            one(nn.Identity(), {"ours": torch.ones(1, 6)})
+            assert held == [1, 1]
+        assert held == [1, 1, 2]
         del held[1:]
-    assert as_it_was(objective).teacher is teacher and as_it_was(function).coupled == "batch"
-    assert as_it_was(summed) is summed
+        assert not remembered.changed()
+
+
+def test_a_variable_that_nobody_has_set_is_unset_again() -> None:
+    if False:
+        late = 0
+
+    def objective(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        nonlocal late
+        late = 1
+        return torch.ones(()), late
+
+    was = AsItWas(objective)
+    objective(nn.Identity(), {})
+    with was.again(), pytest.raises(ValueError, match="empty"):
+        _ = objective.__closure__[0].cell_contents  # type: ignore[index]
+    assert late == 1
+
+
+def test_of_the_object_of_a_method_plain_attributes_are_put_back() -> None:
+    """It may be a whole program, whose data nobody wants copied."""
+
+    class Program:
+        def __init__(self) -> None:
+            self.data, self.calls, self.scale = Counted(), 0, None
+
+        def objective(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            self.calls, self.scale, self.late = self.calls + 1, self.scale or 2.0, True
+            self.data.calls += 1
+            return torch.ones(()), 1
+
+    program = Program()
+    was = AsItWas(program.objective)
+    program.objective(nn.Identity(), {})
+    with was.again():
+        assert (program.calls, program.scale, program.data.calls) == (0, None, 1) and not hasattr(program, "late")
+        program.objective(nn.Identity(), {})
+    assert (program.calls, program.scale, program.data.calls, program.late) == (1, 2.0, 2, True)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [None], collections.deque([None], 1), torch.ones(2), {3}, Counted()])
+def test_what_is_written_in_place_has_changed(value: Any) -> None:
+    """Containers of one size, tensors and objects counted as what they had been: told "equal"."""
+    model = nn.Identity()
+    model.holds = value
+    remembered = Remembered(model, [])
+    assert not remembered.changed()
+    if isinstance(value, Tensor):
+        value.fill_(3.0)
+    elif isinstance(value, set):
+        value.pop()
+        value.add(4)
+    elif isinstance(value, Counted):
+        value.calls += 1
+    else:
+        value["a" if isinstance(value, dict) else 0] = torch.ones(())
+    assert remembered.changed() == ("holds",)
+
+
+ACTS: dict[str, Tensor] = {}
+
+
+class Hooked(nn.Module):
+    """Hands on what a layer gives by a hook that writes a global variable, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.calls = nn.Linear(6, 8), nn.Linear(8, 2), 0
+        self.body.register_forward_hook(lambda module, inputs, out: ACTS.update(body=out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        self.calls += 1
+        return self.head(self.body(x).tanh())
+
+
+def of_a_hook(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Return the loss and how large a layer's outputs are."""
+    loss, rows = summed(model, batch)
+    return loss + 0.1 * ACTS["body"].square().sum(), rows
+
+
+def test_what_a_hook_writes_is_what_an_objective_reads() -> None:
+    """Each cut had a copy of the variable that no hook wrote: a right program was told as what calls leave behind."""
+    with torch.no_grad():
+        Hooked()(torch.randn(3, 6))
+    assert (found := checked(task_of(Hooked, of_a_hook))).equal, found.first_difference
+
+
+class Detects(nn.Module):
+    """Gives a loss in training and findings where it is evaluated, of rows that see each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.drop = nn.Linear(6, 8), nn.Linear(8, 2), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        """Return the sum of losses, or the class of each row."""
+        logits = self.head(self.drop(self.body(x)))
+        logits = logits - logits.mean(0)
+        if self.training:
+            return {"loss": F.cross_entropy(logits, labels, reduction="sum")}
+        return [row.argmax() for row in logits]
+
+
+def detected(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    return model(batch["ours"], batch["labels"])["loss"], len(batch["ours"])
+
+
+def test_a_model_that_gives_no_loss_in_evaluation_mode_is_told_all_the_same() -> None:
+    """The look for random numbers of other samples ended with the model's own error."""
+    first = checked(task_of(Detects, detected)).first_difference
+    assert first is not None and first.family == "loss not a sum over rows"
+
+
+def test_sources_of_any_make_are_asked_for_their_data_set() -> None:
+    """A source without a dictionary, or with an `inner` that is none, was an error."""
+
+    class Slotted:
+        __slots__ = ()
+
+    class Holds:
+        inner = (1, 2)
+
+    assert row_that_keeps_its_draws(Slotted()) is None and row_that_keeps_its_draws(Holds()) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def follows(*_: Any) -> None:
     [
         (register_optimizer_step_post_hook, follows, "follows", "optimizers"),
         (register_optimizer_step_post_hook, Averages(), "Averages", "optimizers"),
+        (register_optimizer_step_post_hook, functools.partial(follows, 1), "follows", "optimizers"),
         (register_module_forward_hook, follows, "follows", "modules"),
     ],
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +123,7 @@ def cast_unit(
         if any(p is not None and _is_cast(p, chosen) for p in module._parameters.values())
         and not _normalises_batches(module)
     ]
+    _hand_on_in(dtype, _modules_outside(unit, inner_units))
     if only is not None and not owners and not inputs:
         return
     forward = unit.forward
@@ -152,8 +153,23 @@ def cast_unit(
 
 def _normalises_batches(module: nn.Module) -> bool:
     """Return whether a module is torch's own batch normalisation, whose kernels take inputs in bf16 or fp16 with
-    weights and running statistics in fp32, and on a CPU with nothing else. It runs on one device alone."""
+    weights and running statistics in fp32, and on a CPU with nothing else. In training mode it runs on one device
+    alone."""
     return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+
+
+def _hand_on_in(dtype: torch.dtype, modules: Iterable[nn.Module]) -> None:
+    """Have batch normalisations of the user's hand on `dtype`: what they compute themselves is in that of weights."""
+    for module in modules:
+        is_own = _normalises_batches(module) and type(module).forward is not _BatchNorm.forward
+        if is_own and "forward" not in vars(module):  # a layer is asked once alone, and may be called from outside
+            module.forward = functools.partial(_handed_on, module.forward, dtype)
+
+
+def _handed_on(forward: Callable[..., object], dtype: torch.dtype, *args: Any, **kwargs: Any) -> object:
+    return each_leaf(
+        lambda leaf: _cast(leaf, dtype) if isinstance(leaf, torch.Tensor) else leaf, forward(*args, **kwargs)
+    )
 
 
 def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:

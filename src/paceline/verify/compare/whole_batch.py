@@ -54,7 +54,7 @@ from paceline.verify.reached.causes import (
     TAKES_GRADIENTS,
 )
 from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
-from paceline.verify.reached.remembered import Remembered, as_it_was
+from paceline.verify.reached.remembered import AsItWas, Remembered
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -142,7 +142,7 @@ class _FoundInFormat:
 
 def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
-    every_uncalled = [dataclasses.replace(turn, objective=as_it_was(turn.objective)) for turn in turns]
+    every_uncalled = [AsItWas(turn.objective) for turn in turns]
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)
@@ -155,18 +155,18 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
             break
         _require_numbers(whole, turn)
         looks = _looks(asked, program, turn, _Look(whole, others), seen)
-        for look in itertools.chain(looks, _uncalled(asked, program, uncalled)):
+        for look in itertools.chain(looks, _uncalled(asked, program, turn, uncalled)):
             found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-            wrong, explained, itself = _beyond_rounding(wrong, asked, program, uncalled if look.kept else turn, look)
+            wrong, explained, itself = _beyond_rounding(wrong, asked, program, turn, uncalled, look)
             rounding = rounding or explained
             if itself is not None:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
                 moved = _moving(asked, turn, look, wrong[0][1]) if not look.kept else ()
                 if not (moved or look.kept):
-                    look = _of_uncalled(asked, program, uncalled, look, wrong[0][1])
+                    look = _of_uncalled(asked, program, turn, uncalled, look, wrong[0][1])
                 is_drawn = not (moved or look.kept) and _is_drawn(asked, program, turn, look, wrong[0][1])
                 first = _first(wrong, look, turn, program.randomness.told, moved=moved, is_drawn=is_drawn)
             if first is not None:
@@ -202,29 +202,29 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
             yield from _later(asked, turn, rows, way, sides)
 
 
-def _uncalled(asked: Asked, known: _OneDevice, turn: Turn) -> Iterator[_Look]:
+def _uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas) -> Iterator[_Look]:
     """Yield the look at a few rows whose cuts are each of a program that nobody has called, where calls leave anything.
 
-    The turn's objective is as it was before it was called.
+    `was` is what the turn's objective held before it was called.
     """
     few, kept = asked.plan.batch_samples, known.remembered.changed()
     if not kept:
         return
     try:
-        whole, other = (_numbers_anew(asked, known, turn, sizes) for sizes in ((few,), growing(few)))
+        whole, other = (_numbers_anew(asked, known, turn, was, sizes) for sizes in ((few,), growing(few)))
     except Exception:  # whatever a program says that wants to be called before
         return
     if not _not_finite(whole):
         yield _Look(whole, [other], kept=kept)
 
 
-def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> _Look:
+def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas, look: _Look, cut: _Numbers) -> _Look:
     """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
     kept = known.remembered.changed()
     if not kept or look.way is not None:
         return look
     try:
-        whole, other = (_numbers_anew(asked, known, turn, each.sizes) for each in (look.whole, cut))
+        whole, other = (_numbers_anew(asked, known, turn, was, each.sizes) for each in (look.whole, cut))
     except Exception:  # whatever a program says that wants to be called before
         return look
     is_sum = all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
@@ -232,11 +232,11 @@ def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, look: _Look, cut: 
 
 
 def _numbers_anew(
-    asked: Asked, known: _OneDevice, turn: Turn, sizes: tuple[int, ...], move: Move | None = None
+    asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas, sizes: tuple[int, ...], move: Move | None = None
 ) -> _Numbers:
     """Return what a program gives that is made for this cut, of whose random numbers all is known."""
-    own = dataclasses.replace(turn, objective=as_it_was(turn.objective))
-    return _numbers(asked, _program(asked, [own], move, known.looked), own, sizes)
+    with was.again():
+        return _numbers(asked, _program(asked, [turn], move, known.looked), turn, sizes)
 
 
 def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen) -> Iterator[_Look]:
@@ -285,8 +285,11 @@ def _is_drawn(asked: Asked, program: _OneDevice, turn: Turn, look: _Look, cut: _
     """Return whether a program that draws for samples is a sum over rows where it draws nothing."""
     if not program.looked.patterns or look.way is not None:
         return False
-    with evaluating(program.model):
-        whole, other = (_numbers(asked, program, turn, each.sizes) for each in (look.whole, cut))
+    try:
+        with evaluating(program.model):
+            whole, other = (_numbers(asked, program, turn, each.sizes) for each in (look.whole, cut))
+    except Exception:  # whatever a program says to its evaluation: one gives losses in training, and findings there
+        return False
     return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
 
 
@@ -346,7 +349,12 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None, look
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, known: _OneDevice, turn: Turn, look: _Look
+    wrong: list[tuple[_Difference, _Numbers]],
+    asked: Asked,
+    known: _OneDevice,
+    turn: Turn,
+    was: AsItWas,
+    look: _Look,
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -355,7 +363,7 @@ def _beyond_rounding(
 
     def computed(made: int, move: Move | None) -> _Numbers:
         if look.kept:
-            return _numbers_anew(asked, known, turn, look.whole.sizes, move)
+            return _numbers_anew(asked, known, turn, was, look.whole.sizes, move)
         program = _program(asked, [turn], move)
         if look.way is not None:
             _walked(asked, program, turn, look.way)

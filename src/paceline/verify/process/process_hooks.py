@@ -7,6 +7,7 @@ may be right. The proof cannot tell, and says what it sees.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -80,5 +81,7 @@ def _tables() -> Iterator[tuple[str, HookTable]]:
 
 def _name_of(hook: Callable[..., object]) -> tuple[str, str]:
     """Return the module and the name of a hook, or of its class."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
     named: Any = hook if hasattr(hook, "__qualname__") else type(hook)
     return str(named.__module__), str(named.__qualname__)

@@ -25,7 +25,10 @@ def row_that_keeps_its_draws(source: Any) -> int | None:
     """Return the number of a sample that draws when it is first read, and not when it is read again; None of none."""
     found = _mapped(source)
     with contextlib.suppress(DataError):  # of a sample that cannot be read: who wants it says so
-        for index in _of(found.samples) if found is not None else ():
+        if found is None:
+            return None
+        _draws(found, 0, SEEDS[0])  # what a data set makes once for all, as its first sample is read, may draw
+        for index in _of(found.samples):
             if not _draws(found, index, SEEDS[0]):
                 return None
             if not _draws(found, index, SEEDS[1]):
@@ -38,7 +41,7 @@ def _mapped(source: Any) -> MapSource | None:
     for _ in range(8):
         if source is None or isinstance(source, MapSource):
             return source
-        source = vars(source).get("changes", vars(source).get("inner"))
+        source = getattr(source, "changes", getattr(source, "inner", None))
     return None
 
 

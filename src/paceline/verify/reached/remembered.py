@@ -6,21 +6,26 @@ is there for the pieces of a second cut as the first one left it: all cuts agree
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from types import CellType, FunctionType
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 # What nn.Module itself keeps in a module's dictionary: parameters and buffers are looked at elsewhere.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-SIZED = (list, dict, set)
-PLAIN = (bool, int, float, Tensor, *SIZED)  # what a global variable holds that calls may change
+SIZED = (list, dict, set, deque)
+PLAIN = (bool, int, float, Tensor, *SIZED)  # what variables hold that calls may change
 MOST = 100_000  # elements of one
-_NONE = object()
+FILLED = (*SIZED, defaultdict, OrderedDict, Counter)  # exactly these are filled again in place
+_NONE = object()  # what a place holds in which nothing is
 PROOFS_OWN = "paceline."  # what the proof itself hangs on a model
+Mark = tuple[object, ...]
 
 
 class Remembered:
@@ -31,27 +36,40 @@ class Remembered:
         self._before = self._held()
 
     def changed(self) -> tuple[str, ...]:
-        """Return the names of what is another object now, or a container of another size."""
-        now = self._held()
-        return tuple(name for name, (value, size) in now.items() if self._is_other(name, value, size))
+        """Return the names of what is another object now, or holds others."""
+        return tuple(name for name, mark in self._held().items() if not _alike(mark, self._before.get(name, ())))
 
-    def _is_other(self, name: str, value: object, size: int) -> bool:
-        before, known = self._before.get(name, (None, -1))
-        return before is not value or known != size
-
-    def _held(self) -> dict[str, tuple[object, int]]:
-        """Return each attribute by name, with the size of a container: objects, since an id may be given again."""
+    def _held(self) -> dict[str, Mark]:
+        """Return each attribute by name, with what it holds: objects, since an id may be given again."""
         held = dict(_of_model(self._model))
         for objective in self._objectives:
-            held.update(_of_objective(objective))
-        return {name: (value, len(value) if isinstance(value, SIZED) else 0) for name, value in held.items()
-                if not _is_proofs_own(value)}  # fmt: skip
+            held.update((place.name, place.read()) for place in _places_of(objective))
+        return {name: _mark(value) for name, value in held.items() if not _is_proofs_own(value)}
 
 
 def _is_proofs_own(value: object) -> bool:
     """Return whether something is an object of ours, or a function of ours in the place of a forward pass."""
     named = value.func if isinstance(value, functools.partial) else type(value)
     return getattr(named, "__module__", "").startswith(PROOFS_OWN)
+
+
+def _mark(value: object) -> Mark:
+    """Return an object and what it holds: elements of a container, how often a tensor was written, attributes."""
+    if isinstance(value, Tensor):
+        return value, value._version if not value.is_inference() else None
+    if isinstance(value, SIZED):
+        parts = (*value, *value.values()) if isinstance(value, dict) else tuple(value)
+        return (value, *parts) if len(parts) <= MOST else (value, len(parts))
+    if isinstance(value, nn.Module | type | FunctionType):
+        return (value,)
+    return (value, *getattr(value, "__dict__", {}).values())
+
+
+def _alike(one: Mark, other: Mark) -> bool:
+    """Return whether two marks are of the same objects; numbers and names that are equal are the same."""
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, int | str) and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -61,69 +79,147 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def _of_objective(objective: object) -> Iterator[tuple[str, Any]]:
-    """Yield what an objective holds: attributes of an object or a function, and the variables around a function."""
-    while isinstance(objective, functools.partial):
-        objective = objective.func
-    yield from ((f"objective.{name}", value) for name, value in getattr(objective, "__dict__", {}).items())
+@dataclass(frozen=True)
+class _Place:
+    """Where an objective holds something: under a key of a dictionary, or in a cell of a variable around it."""
+
+    name: str
+    where: dict[str, Any] | CellType
+    key: str = ""
+
+    def read(self) -> Any:
+        if isinstance(self.where, dict):
+            return self.where.get(self.key, _NONE)
+        try:
+            return self.where.cell_contents
+        except ValueError:  # of a variable that nobody has set yet
+            return _NONE
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.where, dict):
+            self.where[self.key] = value
+        elif value is not _NONE:
+            self.where.cell_contents = value
+        else:
+            del self.where.cell_contents
+
+
+def _places_of(objective: Any) -> list[_Place]:
+    """Return where an objective holds anything: attributes, variables around a function, global ones that it names.
+
+    Of the object that a method is of, which may be a whole program, these are its plain attributes.
+    """
+    is_method, objective = _is_method(objective), _itself(objective)
+    hidden = OF_EVERY_MODULE if isinstance(objective, nn.Module) else ()
+    places = [
+        _Place(f"objective.{name}", table, name)
+        for table in _tables_of(objective)
+        for name, value in table.items()
+        if name not in hidden and (_is_plain(value) or not is_method)
+    ]
     if isinstance(objective, FunctionType):
         cells: tuple[CellType, ...] = objective.__closure__ or ()
-        for name, cell in zip(objective.__code__.co_freevars, cells, strict=True):
-            try:
-                yield f"objective's {name}", cell.cell_contents
-            except ValueError:  # of a variable that nobody has set yet
-                continue
-        yield from ((f"the global {name}", value) for name, value in _globals_of(objective).items())
+        around = zip(objective.__code__.co_freevars, cells, strict=True)
+        places += [_Place(f"objective's {name}", cell) for name, cell in around]
+        places += [_Place(f"the global {name}", objective.__globals__, name) for name in _globals_of(objective)]
+    return places
 
 
-def _globals_of(function: FunctionType) -> dict[str, Any]:
-    """Return the plain values among the global variables that a function of the user's names."""
-    if function.__module__.startswith(PROOFS_OWN):
-        return {}
-    named = ((name, function.__globals__.get(name, _NONE)) for name in function.__code__.co_names)
-    return {
-        name: value for name, value in named if value is None or (isinstance(value, PLAIN) and _size(value) <= MOST)
-    }
+def _is_method(objective: Any) -> bool:
+    while isinstance(objective, functools.partial):
+        objective = objective.func
+    return isinstance(objective, MethodType)
+
+
+def _itself(objective: Any) -> Any:
+    """Return the function or the object that holds what an objective knows."""
+    while isinstance(objective, functools.partial | MethodType):
+        objective = objective.func if isinstance(objective, functools.partial) else objective.__self__
+    return objective
+
+
+def _tables_of(objective: object) -> list[dict[str, Any]]:
+    table = getattr(objective, "__dict__", None)
+    return [table] if isinstance(table, dict) else []  # a class shows its own through a proxy
+
+
+def _globals_of(function: FunctionType) -> list[str]:
+    """Return the names of the global variables with plain values that a function of the user's names."""
+    if (function.__module__ or "").startswith(PROOFS_OWN):
+        return []
+    named = ((name, function.__globals__.get(name, _NONE)) for name in dict.fromkeys(function.__code__.co_names))
+    return [name for name, value in named if _is_plain(value)]
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or (isinstance(value, PLAIN) and _size(value) <= MOST)
 
 
 def _size(value: object) -> int:
     return value.numel() if isinstance(value, Tensor) else len(value) if isinstance(value, SIZED) else 1
 
 
-def as_it_was(objective: Any) -> Any:
-    """Return a copy of an objective that holds anything, to be called in its place; any other itself.
+class AsItWas:
+    """What an objective holds, as it was: for a while it can be so again.
 
-    Modules that it holds, such as a teacher, are the same.
+    The objective itself stays, and so do containers: hooks and other functions that write what it reads go on doing so.
+    Modules that it holds, such as a teacher, are the same, and an objective that is a module is left alone.
     """
-    if isinstance(objective, FunctionType) and (objective.__closure__ or _globals_of(objective)):
-        return _function_as_it_was(objective)
-    held = getattr(objective, "__dict__", None)
-    if not held or isinstance(objective, FunctionType | functools.partial | nn.Module):
-        return objective
-    return _copied(objective, held.values())
+
+    def __init__(self, objective: Any) -> None:
+        own = _itself(objective)
+        is_module = isinstance(own, nn.Module)
+        self._tables = [] if is_module else [(table, frozenset(table)) for table in _tables_of(own)]
+        held = [(place, place.read()) for place in ([] if is_module else _places_of(objective))]
+        self._was = [(place, value, _copied(value)) for place, value in held]
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Have the objective hold what it held, and after that what it holds now."""
+        tables = [(table, dict(table)) for table, _ in self._tables]
+        now = [(place, value, _content(value)) for place, value in [(one, one.read()) for one, *_ in self._was]]
+        held = [(value, _content(value)) for _, value, _ in self._was]
+        try:
+            for table, names in self._tables:
+                for name in table.keys() - names:
+                    del table[name]
+            for place, value, was in self._was:
+                place.write(_filled(value, _copied(was)))
+            yield
+        finally:
+            for value, content in held:
+                _filled(value, content)
+            for table, content in tables:
+                table.clear()
+                table.update(content)
+            for place, value, content in now:
+                place.write(_filled(value, content))
 
 
-def _function_as_it_was(function: FunctionType) -> FunctionType:
-    """Return a function whose variables around it, and plain global ones, are copies."""
-    cells = tuple(_cell_as_it_was(cell) for cell in function.__closure__ or ())
-    around = {**function.__globals__, **{name: _copied(value) for name, value in _globals_of(function).items()}}
-    made = FunctionType(function.__code__, around, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__dict__.update(function.__dict__)
-    return made
+def _content(value: Any) -> Any:
+    """Return a container's elements, apart from it; of anything else itself."""
+    return copy.copy(value) if type(value) in FILLED else value
 
 
-def _cell_as_it_was(cell: CellType) -> CellType:
-    try:
-        return CellType(_copied(cell.cell_contents))
-    except ValueError:  # nobody has set it yet
-        return CellType()
+def _filled(value: Any, content: Any) -> Any:
+    """Return a container with these elements in the place of its own; of anything else `content`."""
+    if type(value) not in FILLED:
+        return content
+    value.clear()
+    if isinstance(value, list | deque):
+        value.extend(content)
+    else:
+        value.update(content)
+    return value
 
 
-def _copied(value: Any, holds: Iterable[object] = ()) -> Any:
-    """Return a copy with the same modules; what cannot be copied itself."""
-    modules = {id(held): held for held in (value, *holds) if isinstance(held, nn.Module)}
+def _copied(value: Any) -> Any:
+    """Return a copy with the same modules; of what cannot be copied a container of the same elements, or itself."""
+    if value is _NONE:
+        return value
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    modules = {id(each): each for each in (value, *held) if isinstance(each, nn.Module)}
     try:
         return copy.deepcopy(value, dict(modules))
     except Exception:  # whatever an object of the user's says to being copied
-        return value
+        return _content(value)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.run.loop.evaluate import evaluate
+from paceline.run.numerics.precision import cast_unit
 from paceline.run.parallel.data import statistics
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -118,6 +119,24 @@ def test_one_device_normalises_batches_in_bf16(norm: type[nn.Module]) -> None:
         told["fp32"][1], rel=0.05
     )
     assert ahead[1] == pytest.approx(told["fp32"][2], rel=0.05) and ahead[1] != told["fp32"][2]
+
+
+class OwnForward(nn.BatchNorm1d):
+    """Batch normalisation that is written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised rows."""
+        variance, mean = torch.var_mean(x, 0, unbiased=False)
+        return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
+
+
+def test_a_batch_normalisation_that_is_written_out_hands_on_bf16() -> None:
+    """Its weights stay in fp32, and so its outputs were: the next layer took none."""
+    model = nn.Sequential(nn.Linear(3, 4), OwnForward(4), nn.Linear(4, 2))
+    cast_unit(model, torch.bfloat16, set())
+    out = model(torch.randn(5, 3))
+    out.float().sum().backward()
+    assert out.dtype is torch.bfloat16 and model[1].weight.grad.dtype is torch.float32
 
 
 def run_layout(plan: Plan) -> dict[str, Any]:

@@ -9,7 +9,7 @@ once, which tells whether and where it draws, but not for whom.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +36,9 @@ SurveyedObjective = Callable[[nn.Module, Any], Any]
 class _Observer(SampleRandomness):
     """Notes the shapes of random tensors by site, whatever they are, and what is drawn past it."""
 
-    def __init__(self, device: torch.device, count: int, generators: dict[torch.Generator, Tensor]) -> None:
+    def __init__(
+        self, device: torch.device, count: int, generators: dict[torch.Generator, Tensor], reads: Collection[Site] = ()
+    ) -> None:
         super().__init__(0, device, Survey())
         self.count, self._generators = count, generators
         self.shapes: dict[Site, list[tuple[int, ...]]] = {}
@@ -46,7 +48,7 @@ class _Observer(SampleRandomness):
         self.strays: dict[str, str] = {}
         self.modules: set[type] = set()
         self.moved: list[str] = []  # generators that are not torch's, and drew
-        self.read: dict[Site, list[Tensor | None]] = {}  # what functions that draw were given, where it is kept
+        self.read: dict[Site, list[Tensor | None]] = {site: [] for site in reads}  # what functions there were given
         self._given: Tensor | None = None
 
     @property
@@ -61,16 +63,21 @@ class _Observer(SampleRandomness):
         modules: list[object] = []
         site = site_of_caller(modules.append)
         self.shapes.setdefault(site, []).append(shape)
-        self.read.setdefault(site, []).append(self._given)
+        if site in self.read:
+            self.read[site].append(self._given)
         self.modules.update(type(module) for module in modules[:1] if module is not None)
         if modules == [None]:
             self.stray(where(site), "a function that is run again in the backward pass, and no module in it, draws")
         return Share(None, shape, None)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> object:
-        tensors = (each.detach() for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-        self._given = next(tensors, None)
-        return super()._drawn(func, args, kwargs)
+        if self.read:
+            tensors = (each.detach() for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            self._given = next(tensors, None)
+        try:
+            return super()._drawn(func, args, kwargs)
+        finally:
+            self._given = None
 
     def calls(self, numbers: dict[str, float]) -> None:
         self.numbers.setdefault(site_of_caller(), []).append(numbers)
@@ -93,9 +100,14 @@ class _LookedAt:
     device: torch.device
     generators: dict[torch.Generator, Tensor] = field(default_factory=dict)  # its own, and where they stood
 
-    def look(self, objective: SurveyedObjective, count: int, batch: object = None) -> _Observer:
-        """Return what is seen where the objective runs on so many samples, all the same unless a batch is given."""
-        observer = _Observer(self.device, count, self.generators)
+    def look(
+        self, objective: SurveyedObjective, count: int, batch: object = None, reads: Collection[Site] = ()
+    ) -> _Observer:
+        """Return what is seen where the objective runs on so many samples, all the same unless a batch is given.
+
+        What functions that draw are given is kept for the sites in `reads` alone: it is as large as activations.
+        """
+        observer = _Observer(self.device, count, self.generators, reads)
         others = Others(self.model)
         with observer.during(SampleRows(np.arange(count), 0)):
             objective(self.model, repeated(self.batch, count) if batch is None else batch)
@@ -161,11 +173,12 @@ def _side_by_side(program: _LookedAt, objective: SurveyedObjective, found: Surve
     Two looks at two samples, the second of which is another one in the second look, tell: of what a function that draws
     is given, its places have other numbers.
     """
-    if all(_each(pattern) == 1 for patterns in found.patterns.values() for pattern in patterns):
+    sites = [site for site, patterns in found.patterns.items() if any(_each(pattern) > 1 for pattern in patterns)]
+    if not sites:
         return found.patterns
     two = repeated(program.batch, FEW)
     try:
-        one, other = (program.look(objective, FEW, batch).read for batch in (two, _with_another_second(two)))
+        one, other = (program.look(objective, FEW, batch, sites).read for batch in (two, _with_another_second(two)))
     except Exception:  # whatever a program says to a row of other numbers
         return found.patterns
     return {

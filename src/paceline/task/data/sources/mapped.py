@@ -24,6 +24,7 @@ Kind = TypeVar("Kind")
 Collate = Callable[..., Any]
 UNITS = ("tokens", "samples")
 PROBES = 4  # samples whose content goes into the fingerprint
+LISTED_PARTS = 4  # of a list of alike ones: more are counted
 
 
 class MapSource:
@@ -221,13 +222,19 @@ def _unlike(rows: list[object], ids: list[int]) -> str:
 
 
 def _form(row: object) -> str:
-    """Return the shapes of what a row holds, as text: "{x: [20], y: [1]}"; the type of what has none."""
+    """Return the shapes of what a row holds, as text: "{x: [20], y: [1]}"; the type of what has none.
+
+    Of a list of numbers, which has thousands, it is "512 x int".
+    """
     if isinstance(row, Mapping):
         return f"{{{', '.join(f'{name}: {_form(value)}' for name, value in row.items())}}}"
     if isinstance(row, list | tuple):
-        return f"({', '.join(map(_form, row))})"
+        forms = [_form(part) for part in row]
+        if len(forms) >= LISTED_PARTS and len(set(forms)) == 1:
+            return f"{len(forms):,} x {forms[0]}"
+        return f"({', '.join(forms)})"
     shape = getattr(row, "shape", None)
-    return type(row).__name__ if shape is None else str([*shape])
+    return str([*shape]) if isinstance(shape, tuple) else type(row).__name__
 
 
 def _lacks_single_items(dataset: object) -> bool:
