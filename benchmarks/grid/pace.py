@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 STEADY = 0.1  # part by which the fixed step may take more or less than in the probe
-STEADY_WAITS = 0.5  # part by which an all-reduce may: two of its times are as far apart as a third on a quiet machine
+# By how much of itself an all-reduce may take more than in the probe, or the probe's more than it: two of its times are
+# a third apart on a quiet machine.
+STEADY_WAITS = 0.5
 WAITED_BYTES = 2**22  # of that all-reduce: the smaller size of the probe's
 TRIES = 3  # of a probe and the plans of one task; then they are kept, and told
 REPEATS = 3  # of the fixed step in a turn
-WAITS = 6  # all-reduces in a batch, as many as in one of the probe
 
 
 class FixedStep:
@@ -59,12 +60,12 @@ class FixedStep:
         import torch
         import torch.distributed as dist
 
-        from paceline.cluster.probe.collectives import time_in_step
+        from paceline.cluster.probe.collectives import SELDOM, time_in_step
 
         if self.world.size == 1:
             return 0.0
         whole = torch.zeros(WAITED_BYTES // 4)
-        added: Any = time_in_step(cast("Any", self), lambda: dist.all_reduce(whole), WAITS)
+        added: Any = time_in_step(cast("Any", self), lambda: dist.all_reduce(whole), SELDOM)
         return float(self.world.maximum([added["seconds"]])[0])
 
 

@@ -204,11 +204,11 @@ def _pace_lines(whole: dict[str, float]) -> list[str]:
     """Return what is said of the machine's own speed between its probe and the rows."""
     if not whole["unsteady"]:
         return [f"Beside every row a fixed training step took within {STEADY:.0%} of its time in the probe, and an",
-                f"all-reduce within {STEADY_WAITS:.0%}.", ""]  # fmt: skip
+                f"all-reduce within a factor of {1 + STEADY_WAITS:g}.", ""]  # fmt: skip
     return [
         f"Beside {whole['unsteady']} rows a fixed training step took over {STEADY:.0%} more or less than in the probe,",
-        f"or an all-reduce over {STEADY_WAITS:.0%}, after several tries: the machine's own speed had changed. They",
-        f"are in all scores; without them the time error is {_percent(whole['steady_time_mape'])}.", "",
+        f"or an all-reduce by a factor of {1 + STEADY_WAITS:g}, after several tries: the machine's own speed had",
+        f"changed. They are in all scores; without them the time error is {_percent(whole['steady_time_mape'])}.", "",
     ]  # fmt: skip
 
 

@@ -362,7 +362,7 @@ def test_groups_of_two_among_four_ranks_are_measured_and_priced(monkeypatch, tmp
 
 
 @pytest.mark.parametrize(("kind", "devices", "busy", "seconds"), [
-    ("cpu", 1, [], 15), ("cuda", 1, [], 30), ("cpu", 2, [], 28), ("cpu", 4, [], 41), ("cpu", 2, ["others"], 12),
+    ("cpu", 1, [], 15), ("cuda", 1, [], 30), ("cpu", 2, [], 33), ("cpu", 4, [], 51), ("cpu", 2, ["others"], 14),
 ])  # fmt: skip
 def test_a_probe_says_how_long_it_takes_wherever_it_is_named(
     kind: str, devices: int, busy: list[str], seconds: int, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ TRIES = 3  # to time a collective beside computing
 # Of which the median counts. One in twenty waits for a whole turn of the scheduler: between two processes means over 40
 # calls were 0.4 to 3.9 ms within a quiet minute (AMD EPYC, 2026-11-30).
 BATCHES = 5
+OFTEN, SELDOM = 20, 6  # calls in a batch on CPUs: of one number, and of megabytes
 IN_A_ROW = 5  # collectives of which the fastest bounds what one takes in a step
 IMPOSSIBLE = 0.5  # of that: both are times, and vary by some tens of per cent
 # Between two processes a byte or a call takes something: what no clock can tell from nothing is refused as well.
@@ -50,7 +51,7 @@ def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
     import torch.distributed as dist
 
     one = torch.ones(1, device=rank.device)
-    often, seldom = (20, 6) if rank.kind == "cpu" else (40, 8)  # in each batch; an accelerator has one
+    often, seldom = (OFTEN, SELDOM) if rank.kind == "cpu" else (40, 8)  # in each batch; an accelerator has one
     if rank.trial:
         often, seldom = 10, 3
     latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
