@@ -397,10 +397,44 @@ def detected(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     return model(batch["ours"], batch["labels"])["loss"], len(batch["ours"])
 
 
-def test_a_model_that_gives_no_loss_in_evaluation_mode_is_told_all_the_same() -> None:
-    """The look for random numbers of other samples ended with the model's own error."""
-    first = checked(task_of(Detects, detected)).first_difference
-    assert first is not None and first.family == "loss not a sum over rows"
+class Normalised(nn.Module):
+    """Batch statistics written by hand, running ones in evaluation mode, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.drop = nn.Linear(6, 8), nn.Linear(8, 2), nn.Dropout(0.2)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        x = self.body(x)
+        return self.head(self.drop(x - (x.mean(0) if self.training else self.mean)))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+def put_in_order(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Put rows in the order of their first numbers, as a collate that packs does."""
+    order = batch["ours"][:, 0].argsort()
+    return summed(model, {name: value[order] for name, value in batch.items()})
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "family"),
+    [
+        (dropping, put_in_order, "random numbers of other samples"),
+        (Normalised, summed, "loss not a sum over rows"),
+        (Detects, detected, "loss not a sum over rows"),
+    ],
+    ids=["order", "statistics", "findings"],
+)
+def test_rows_in_another_order_are_told_from_rows_that_see_each_other(model: Any, objective: Any, family: str) -> None:
+    """Evaluation mode was asked: a model that gives no loss there ended the proof with an error of its own, and batch
+    statistics beside dropout were told as rows in another order."""
+    first = checked(task_of(model, objective)).first_difference
+    assert first is not None and first.family == family, first
 
 
 def test_sources_of_any_make_are_asked_for_their_data_set() -> None:

@@ -33,7 +33,6 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
-from paceline.task.models.build import evaluating
 from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
@@ -282,14 +281,10 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: _Numbers) -> tuple[str, 
 
 
 def _is_drawn(asked: Asked, program: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> bool:
-    """Return whether a program that draws for samples is a sum over rows where it draws nothing."""
+    """Return whether a program that draws for samples is a sum over rows where it draws the same for all."""
     if not program.looked.patterns or look.way is not None:
         return False
-    try:
-        with evaluating(program.model):
-            whole, other = (_numbers(asked, program, turn, each.sizes) for each in (look.whole, cut))
-    except Exception:  # whatever a program says to its evaluation: one gives losses in training, and findings there
-        return False
+    whole, other = (_numbers(asked, program, turn, each.sizes, alike=True) for each in (look.whole, cut))
     return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
 
 
@@ -439,12 +434,19 @@ class _Difference:
 
 
 def _numbers(
-    asked: Asked, program: _OneDevice, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0, *, still: bool = False
+    asked: Asked,
+    program: _OneDevice,
+    turn: Turn,
+    sizes: tuple[int, ...],
+    scale: float = 1.0,
+    *,
+    still: bool = False,
+    alike: bool = False,
 ) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
 
     The loss is scaled before its backward pass, and the gradients back again. With `still` every piece begins with the
-    buffers of the first one.
+    buffers of the first one; with `alike` random numbers of all samples are those of the first one.
     """
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
@@ -456,8 +458,9 @@ def _numbers(
             each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
             data, held = _read(source, task.seed, positions), _gradients_of(model)
+            drawn_for = np.zeros_like(positions) if alike else positions
             with each:
-                with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+                with program.randomness.during(SampleRows(drawn_for, turn.draws_as(1), length_of(data))):
                     loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
                 takes = takes or _gradients_of(model) != held
                 (loss_sum * scale).backward()

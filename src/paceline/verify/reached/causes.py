@@ -35,7 +35,7 @@ TAKES_GRADIENTS = Diagnosis(
 )
 FOR_OTHERS = Diagnosis(
     "random numbers of other samples",
-    "this loss is a sum over rows where the model draws nothing, in evaluation mode, and none where it draws: {shown}."
+    "this loss is a sum over rows where all samples draw the same numbers, and none where each draws its own: {shown}."
     " Row i of a batch is not the sample that the program was asked for as its i-th, so that a sample's random numbers"
     " follow the cut: a collate that sorts rows or leaves some out, or rows that a model puts in another order. Keep"
     " rows in their order; what is broken counts nothing by its label, -100",
