@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from paceline.spec.steps.update import OptimizerSpec
 from paceline.spec.task import Task
 from paceline.units import Amount
 from paceline.verify.process.group import Job, run_jobs
+from paceline.verify.process.read_once import ReadOnce
 from paceline.verify.twin.chosen import of_chosen, samples_with_items
 
 PLAN = plan_of(Layout(dp_replicate=2), batch=7, precision="fp64")
@@ -67,6 +69,16 @@ def test_two_in_three_of_the_samples_that_are_chosen_have_items() -> None:
     assert torch.equal(x, source.read(np.array(chosen))["x"]) and (labels >= 0).sum() == 20
     assert few.samples == 30 and few.vocab is None and few.fingerprint != source.fingerprint
     assert samples_with_items(task_of(0), PLAN, source=RarelyLabelled(0)) == () and of_chosen(source, ()) is source
+
+
+def test_samples_are_chosen_for_one_spec_alone() -> None:
+    """Twins of another length have other samples: ids of the one were read of all of them."""
+    read, task = ReadOnce(), task_of(20)
+    read.chosen[Path("short"), False] = (0, 20)
+    found = [
+        read.source(task, masked, Path(name)) for name, masked in (("short", False), ("long", False), ("short", True))
+    ]
+    assert [each.samples for each in found] == [2, 400, 400]
 
 
 @pytest.mark.parametrize("one_in", [40, 0], ids=["rarely", "never"])

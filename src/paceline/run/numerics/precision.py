@@ -262,6 +262,7 @@ def cast_outside(
     model.register_forward_pre_hook(calls.model_begins, prepend=True)
     model.register_forward_hook(calls.model_ends, always_call=True)
     layers = [module for module in _modules_outside(model, inner_units) if module is not model and module._parameters]
+    _hand_on_in(dtype, layers)
     for layer in layers:
         inside = layer.forward
         cast_unit(layer, dtype, set(layer.modules()) - {layer}, only, inputs=True)

@@ -124,10 +124,11 @@ def whole_batch(
     began, asked, turns = time.perf_counter(), Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
     if (sample := row_that_keeps_its_draws(source)) is not None:
         return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {QUANTITY: 1.0}, _keeping(sample))
-    exact = _held(asked.in_format("fp64"), turns)
+    uncalled = [AsItWas(turn.objective) for turn in turns]
+    exact = _held(asked.in_format("fp64"), turns, uncalled)
     if not exact.fails:
         return exact.proof
-    coarse = _held(asked.in_format("fp32"), turns)
+    coarse = _held(asked.in_format("fp32"), turns, uncalled)
     return exact.proof if coarse.fails else coarse.proof
 
 
@@ -139,9 +140,8 @@ class _FoundInFormat:
     fails: bool
 
 
-def _held(asked: Asked, turns: Sequence[Turn]) -> _FoundInFormat:
+def _held(asked: Asked, turns: Sequence[Turn], every_uncalled: Sequence[AsItWas]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
-    every_uncalled = [AsItWas(turn.objective) for turn in turns]
     program = _program(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)

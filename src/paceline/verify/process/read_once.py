@@ -23,7 +23,8 @@ class ReadOnce:
         self._tasks: dict[Path, Task] = {}
         self._opened: dict[str, Source] = {}
         self.own_modules: OwnModules | None = None
-        self.chosen: dict[bool, tuple[int, ...]] = {}  # samples that twins read, by whether labels are masked
+        # Samples that twins read, by spec and whether labels are masked: samples of another length are others.
+        self.chosen: dict[tuple[Path | None, bool], tuple[int, ...]] = {}
 
     def begin(self, paths: Iterable[Path]) -> None:
         """Read the specs that are plain data and open their text: every rank would list its files again."""
@@ -41,15 +42,15 @@ class ReadOnce:
         known = self._tasks.get(path)
         return known if known is not None else take_over(path).task
 
-    def source(self, task: Task, masked: bool) -> Source:
-        """Return the samples of a twin's task."""
+    def source(self, task: Task, masked: bool, spec: Path | None = None) -> Source:
+        """Return the samples of a twin's task, which is that of `spec`."""
         from paceline.task.data.source import open_sources
         from paceline.verify.twin.chosen import of_chosen
         from paceline.verify.twin.fold import for_twin
 
         opened = self._opened.get(repr(task.data)) if isinstance(task.data, DataSpec) else None
         source = for_twin(open_sources(task.data, task.seed)[0] if opened is None else opened, task, masked)
-        return of_chosen(source, self.chosen.get(masked, ()))
+        return of_chosen(source, self.chosen.get((spec, masked), ()))
 
 
 def _is_local_text(data: object) -> bool:

@@ -119,7 +119,7 @@ def _chooses_samples(row: Row, outcome: Outcome, read: ReadOnce) -> bool:
     So it is where the first ones have no item to learn from and others have. They are looked for once, in a process of
     its own: what runs here is the user's.
     """
-    if (outcome.error or {}).get("error") != NothingToLearn.__name__ or row.masked in read.chosen:
+    if (outcome.error or {}).get("error") != NothingToLearn.__name__ or _data_of(row) in read.chosen:
         return False
     with Scratch("samples") as folder:
         path = Path(folder) / "chosen.json"
@@ -132,8 +132,8 @@ def _chooses_samples(row: Row, outcome: Outcome, read: ReadOnce) -> bool:
             path.write_text(json.dumps(samples_with_items(task, row.plan, read.source(task, row.masked))))
 
         supervise_started(functools.partial(fork, functools.partial(guarded, choose)), 1, os.environ)
-        read.chosen[row.masked] = tuple(json.loads(path.read_text())) if path.exists() else ()
-    return bool(read.chosen[row.masked])
+        read.chosen[_data_of(row)] = tuple(json.loads(path.read_text())) if path.exists() else ()
+    return bool(read.chosen[_data_of(row)])
 
 
 def _still_asked(rows: Sequence[Row], places: Sequence[int], result_path: Path) -> list[int]:
@@ -248,7 +248,7 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path, unt
         task = read.task(path)
         _load_named(task)
         kept: dict[Any, Any] = {}
-        source = read.source(task, masked)
+        source = read.source(task, masked, path)
         for job, row in group:
             if unequal is not None and row.number > unequal.number:
                 continue  # `_still_asked` tells of it
@@ -300,7 +300,7 @@ def _is_one_at_every_import(row: Row, read: ReadOnce) -> bool:
         _import_again([row], read)
         task = read.task(row.spec)
         _load_named(task)
-        source = read.source(task, row.masked)
+        source = read.source(task, row.masked, row.spec)
         with NoPeers():
             return first_numbers(task, row.plan, source, source.items_per_sample)
 
@@ -321,7 +321,7 @@ def numbers_of_one(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool
         for row in {_data_of(row): row for row in reversed(rows)}.values():
             task = read.task(row.spec)
             _load_named(task)
-            source = read.source(task, row.masked)
+            source = read.source(task, row.masked, row.spec)
             with _naming_damage(source):
                 found[_data_of(row)] = numbers_alone(task, row.plan, source, source.items_per_sample)
     return found

@@ -139,6 +139,15 @@ def test_a_batch_normalisation_that_is_written_out_hands_on_bf16() -> None:
     assert out.dtype is torch.bfloat16 and model[1].weight.grad.dtype is torch.float32
 
 
+def test_a_network_with_one_that_is_written_out_trains_in_bf16() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(CHANNELS * LENGTH, 4), OwnForward(4), nn.Linear(4, CLASSES))
+
+    stats, _ = run_steps(task_of(network), plan_in(Layout(), precision="bf16"), STEPS)
+    exact, _ = run_steps(task_of(network), plan_in(Layout()), STEPS)
+    assert [one.loss for one in stats] == pytest.approx([one.loss for one in exact], rel=0.05)
+
+
 def run_layout(plan: Plan) -> dict[str, Any]:
     """Return what a rank has at the start and after some steps, and what it measures on held-out samples."""
     start = run_steps(task_of(), plan, 0)[1]
