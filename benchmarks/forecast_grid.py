@@ -361,7 +361,7 @@ def main(arguments: list[str]) -> int:
         "by_task": {name: score(members) for name, members in parts_of(rows).items()},
         "rows": [dataclasses.asdict(row) for row in rows], "not_measured": failed,
     }  # fmt: skip
-    told = ["FOLDER" if word == options.work else word for word in arguments]
+    told = ["FOLDER" if word == options.work else word for word in arguments if word != "--score"]
     page = document(result, rows, f"python benchmarks/forecast_grid.py {' '.join(told)}".strip())
     print("\n".join(table(rows)))
     if options.json:
