@@ -21,7 +21,7 @@ from paceline.spec.layout import Layout
 from paceline.task.data.sources.mapped import MapSource
 from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
-from paceline.verify.reached.remembered import AsItWas, Remembered
+from paceline.verify.reached.remembered import MOST, AsItWas, Remembered
 
 
 class Calibrated(nn.Module):
@@ -305,6 +305,18 @@ def test_a_variable_that_nobody_has_set_is_unset_again() -> None:
     with was.again(), pytest.raises(ValueError, match="empty"):
         _ = objective.__closure__[0].cell_contents  # type: ignore[index]
     assert late == 1
+
+
+def test_large_tables_that_an_objective_reads_are_not_copied() -> None:
+    features, names = torch.arange(MOST + 1.0), [str(place) for place in range(MOST + 1)]
+
+    def objective() -> tuple[Tensor, list[str]]:
+        return features, names
+
+    was = AsItWas(objective)
+    with was.again():
+        assert objective()[0] is features and objective()[1] is names and len(names) == MOST + 1
+    assert objective()[0] is features and len(names) == MOST + 1 and float(features[-1]) == MOST
 
 
 def test_of_the_object_of_a_method_plain_attributes_are_put_back() -> None:

@@ -203,7 +203,7 @@ def _content(value: Any) -> Any:
 
 def _filled(value: Any, content: Any) -> Any:
     """Return a container with these elements in the place of its own; of anything else `content`."""
-    if type(value) not in FILLED:
+    if value is content or type(value) not in FILLED:
         return content
     value.clear()
     if isinstance(value, list | deque):
@@ -214,8 +214,11 @@ def _filled(value: Any, content: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy with the same modules; of what cannot be copied a container of the same elements, or itself."""
-    if value is _NONE:
+    """Return a copy with the same modules; of what cannot be copied a container of the same elements, or itself.
+
+    Large tables that an objective reads, such as features of all samples, are themselves: a copy might not fit.
+    """
+    if value is _NONE or (isinstance(value, PLAIN) and _size(value) > MOST):
         return value
     held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     modules = {id(each): each for each in (value, *held) if isinstance(each, nn.Module)}
