@@ -151,7 +151,7 @@ def test_a_measurement_that_takes_too_long_is_killed(here):
     planned = plan_task(load_spec(here[1]))
     with pytest.raises(PacelineError, match=r"could not be measured") as error:
         measure_task(planned, lambda line: None, limit_seconds=0.0)
-    assert "were killed" in error.value.because
+    assert "had to be killed" in error.value.because
 
 
 def test_only_this_machine_can_be_measured(here):

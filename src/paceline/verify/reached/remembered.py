@@ -25,7 +25,7 @@ MOST = 100_000  # elements of one
 FILLED = (*SIZED, defaultdict, OrderedDict, Counter)  # exactly these are filled again in place
 _NONE = object()  # what a place holds in which nothing is
 PROOFS_OWN = "paceline."  # what the proof itself hangs on a model
-Mark = tuple[object, ...]
+_Mark = tuple[object, ...]
 
 
 class Remembered:
@@ -39,7 +39,7 @@ class Remembered:
         """Return the names of what is another object now, or holds others."""
         return tuple(name for name, mark in self._held().items() if not _alike(mark, self._before.get(name, ())))
 
-    def _held(self) -> dict[str, Mark]:
+    def _held(self) -> dict[str, _Mark]:
         """Return each attribute by name, with what it holds: objects, since an id may be given again."""
         held = dict(_of_model(self._model))
         for objective in self._objectives:
@@ -53,7 +53,7 @@ def _is_proofs_own(value: object) -> bool:
     return getattr(named, "__module__", "").startswith(PROOFS_OWN)
 
 
-def _mark(value: object) -> Mark:
+def _mark(value: object) -> _Mark:
     """Return an object and what it holds: elements of a container, how often a tensor was written, attributes."""
     if isinstance(value, Tensor):
         return value, value._version if not value.is_inference() else None
@@ -65,14 +65,14 @@ def _mark(value: object) -> Mark:
     return (value, *getattr(value, "__dict__", {}).values())
 
 
-def _alike(one: Mark, other: Mark) -> bool:
+def _alike(one: _Mark, other: _Mark) -> bool:
     """Return whether two marks are of the same objects; numbers and names that are equal are the same."""
     return len(one) == len(other) and all(
         a is b or (isinstance(a, int | str) and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
     )
 
 
-def _of_model(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _of_model(model: nn.Module) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in OF_EVERY_MODULE:
@@ -80,14 +80,14 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _HeldAt:
     """Where an objective holds something: under a key of a dictionary, or in a cell of a variable around it."""
 
     name: str
-    where: dict[str, Any] | CellType
+    where: dict[str, object] | CellType
     key: str = ""
 
-    def read(self) -> Any:
+    def read(self) -> object:
         if isinstance(self.where, dict):
             return self.where.get(self.key, _NONE)
         try:
@@ -95,7 +95,7 @@ class _Place:
         except ValueError:  # of a variable that nobody has set yet
             return _NONE
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         if isinstance(self.where, dict):
             self.where[self.key] = value
         elif value is not _NONE:
@@ -104,7 +104,7 @@ class _Place:
             del self.where.cell_contents
 
 
-def _places_of(objective: Any) -> list[_Place]:
+def _places_of(objective: object) -> list[_HeldAt]:
     """Return where an objective holds anything: attributes, variables around a function, global ones that it names.
 
     Of the object that a method is of, which may be a whole program, these are its plain attributes.
@@ -112,7 +112,7 @@ def _places_of(objective: Any) -> list[_Place]:
     is_method, objective = _is_method(objective), _itself(objective)
     hidden = OF_EVERY_MODULE if isinstance(objective, nn.Module) else ()
     places = [
-        _Place(f"objective.{name}", table, name)
+        _HeldAt(f"objective.{name}", table, name)
         for table in _tables_of(objective)
         for name, value in table.items()
         if name not in hidden and (_is_plain(value) or not is_method)
@@ -120,25 +120,25 @@ def _places_of(objective: Any) -> list[_Place]:
     if isinstance(objective, FunctionType):
         cells: tuple[CellType, ...] = objective.__closure__ or ()
         around = zip(objective.__code__.co_freevars, cells, strict=True)
-        places += [_Place(f"objective's {name}", cell) for name, cell in around]
-        places += [_Place(f"the global {name}", objective.__globals__, name) for name in _globals_of(objective)]
+        places += [_HeldAt(f"objective's {name}", cell) for name, cell in around]
+        places += [_HeldAt(f"the global {name}", objective.__globals__, name) for name in _globals_of(objective)]
     return places
 
 
-def _is_method(objective: Any) -> bool:
+def _is_method(objective: object) -> bool:
     while isinstance(objective, functools.partial):
         objective = objective.func
     return isinstance(objective, MethodType)
 
 
-def _itself(objective: Any) -> Any:
+def _itself(objective: object) -> object:
     """Return the function or the object that holds what an objective knows."""
     while isinstance(objective, functools.partial | MethodType):
         objective = objective.func if isinstance(objective, functools.partial) else objective.__self__
     return objective
 
 
-def _tables_of(objective: object) -> list[dict[str, Any]]:
+def _tables_of(objective: object) -> list[dict[str, object]]:
     table = getattr(objective, "__dict__", None)
     return [table] if isinstance(table, dict) else []  # a class shows its own through a proxy
 
@@ -166,7 +166,7 @@ class AsItWas:
     Modules that it holds, such as a teacher, are the same, and an objective that is a module is left alone.
     """
 
-    def __init__(self, objective: Any) -> None:
+    def __init__(self, objective: object) -> None:
         own = _itself(objective)
         is_module = isinstance(own, nn.Module)
         self._tables = [] if is_module else [(table, frozenset(table)) for table in _tables_of(own)]
@@ -196,7 +196,7 @@ class AsItWas:
                 place.write(_filled(value, content))
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> object:
     """Return a container's elements, apart from it; of anything else itself."""
     return copy.copy(value) if type(value) in FILLED else value
 
@@ -213,7 +213,7 @@ def _filled(value: Any, content: Any) -> Any:
     return value
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Return a copy with the same modules; of what cannot be copied a container of the same elements, or itself.
 
     Large tables that an objective reads, such as features of all samples, are themselves: a copy might not fit.

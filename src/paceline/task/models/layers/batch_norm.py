@@ -16,11 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 AddUp = Callable[[Tensor], Tensor]  # a tensor of this rank's rows -> its sum over all ranks, with gradients
 
 
-def _beside(statistics: Tensor | None, weight: Tensor | None) -> Tensor | None:
-    """Return a weight in the dtype of the running statistics: torch's kernels on CPUs take no others beside them."""
-    return weight if statistics is None or weight is None else weight.to(statistics.dtype)
-
-
 class WholeBatchNorm(nn.SyncBatchNorm):
     """Normalises by the statistics of all ranks' rows; those of a device that is alone are F.batch_norm's."""
 
@@ -38,8 +33,11 @@ class WholeBatchNorm(nn.SyncBatchNorm):
         if over_batch and self.add_up is not None:
             return self._over_ranks(x, self.add_up, factor)
         mean, variance = (self.running_mean, self.running_var) if tracks else (None, None)
-        weight, bias = (_beside(mean, each) for each in (self.weight, self.bias))
-        return F.batch_norm(x, mean, variance, weight, bias, over_batch, factor, self.eps)
+        if mean is None or self.weight is None or mean.dtype == self.weight.dtype:
+            return F.batch_norm(x, mean, variance, self.weight, self.bias, over_batch, factor, self.eps)
+        # Weights that were cast: torch's kernels on CPUs take none of another dtype than running statistics.
+        wide, weight, bias = (each.to(mean.dtype) for each in (x, self.weight, self.bias))
+        return F.batch_norm(wide, mean, variance, weight, bias, over_batch, factor, self.eps).to(x.dtype)
 
     def _count_batch(self) -> float:
         """Count one more batch and return how much its statistics weigh in the running ones."""
