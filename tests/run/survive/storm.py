@@ -179,9 +179,14 @@ def _come_and_go(story: Story, run_dir: Path, spec: Any, is_over: threading.Even
     """Say in the run's file how many devices are there, as its steps go on."""
     from paceline.supervise.again.judge import reached_by
 
+    path, told = Path(spec.run.recovery.devices_file), -1
     while not is_over.wait(0.05):
         at = min(reached_by(run_dir).step // story.there_every, len(story.there) - 1)
-        Path(spec.run.recovery.devices_file).write_text(str(story.there[at]))
+        if story.there[at] != told:  # in one moment: whoever read a file without words took all devices to be there
+            told = story.there[at]
+            fresh = path.with_name(f"{path.name}.fresh")
+            fresh.write_text(str(told))
+            fresh.replace(path)
 
 
 def _told(outcome: Any) -> tuple[str, str]:
