@@ -342,6 +342,8 @@ def test_a_disk_that_hangs_holds_up_nobody_who_asks_how_many_devices_are_there(
     assert not asked_again(elastic) and elastic._wanted() == 8, "what it said last counts"
     answers.set()
     wait_until(lambda: elastic._wanted() == 11)
-    path.write_text("")
+    path.write_text("")  # a file that is written again is empty for a moment
+    assert [elastic._file.read(60) for _ in range(3)] == [11] * 3
+    path.unlink()
     wait_until(lambda: elastic._wanted() == 8)
     wait_until(lambda: elastic._file.read(60) is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -20,7 +21,10 @@ class DevicesFile:
         return bool(self._path)
 
     def read(self, seconds: float) -> int | None:
-        """Return the number, and wait for the disk for so long; None where the file says none, or does not exist."""
+        """Return the number, and wait for the disk for so long; None where there is no file, or it never said one.
+
+        What is no number is being written, by whatever empties a file first: the last one counts.
+        """
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read, name="paceline-devices", daemon=True)
             self._reader.start()
@@ -29,6 +33,9 @@ class DevicesFile:
 
     def _read(self) -> None:
         try:
-            self._said = int(Path(self._path).read_text())
-        except (OSError, ValueError):  # it is being written, or says nothing yet
+            text = Path(self._path).read_text()
+        except OSError:
             self._said = None
+            return
+        with contextlib.suppress(ValueError):
+            self._said = int(text)
