@@ -252,7 +252,7 @@ def test_what_of_a_folder_of_images_is_not_read_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_rows_are_selected_by_the_scores_that_stand_beside_them(spec_of: Write, kind: str) -> None:
-    rows: list[dict[str, Any]] = [{"text": f"text {at}", "label": "ab"[at % 2], "grade": at / 8} for at in range(9)]
+    rows: list[dict[str, object]] = [{"text": f"text {at}", "label": "ab"[at % 2], "grade": at / 8} for at in range(9)]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "csv":
         content = "text,label,grade\n" + "".join(f"{','.join(map(str, row.values()))}\n" for row in rows)
@@ -264,7 +264,7 @@ def test_rows_are_selected_by_the_scores_that_stand_beside_them(spec_of: Write, 
 
 
 def test_of_each_row_as_many_tokens_are_read_as_are_asked_for(spec_of: Write) -> None:
-    rows: list[dict[str, Any]] = [{"prompt": "say: ", "completion": "x" * size} for size in (1, 3, 9)]
+    rows: list[dict[str, object]] = [{"prompt": "say: ", "completion": "x" * size} for size in (1, 3, 9)]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     whole, cut = (open_table(spec_of("a.jsonl", content, document_tokens=most)) for most in (0, 8))
     assert [len(text) for text in texts_of(whole)] == [6, 8, 14]
