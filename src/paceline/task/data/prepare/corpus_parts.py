@@ -29,12 +29,12 @@ class CorpusPart:
         return self.stop - self.start if self.stop else sum(file.size for file in self.files)
 
 
-def parts_of(data: DataSpec, listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[CorpusPart]:
+def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES, is_whole: bool = False) -> list[CorpusPart]:
     """Return the parts in order: small files together, JSONL cut at lines, any other file whole.
 
-    What stops after `data.max_bytes` is one part: where it stops follows from all that is read before.
+    What `is_whole` is one part: of documents that stop after so many bytes, where follows from all that is read before.
     """
-    if data.max_bytes:
+    if is_whole:
         return [CorpusPart(0, listing.files)]
     parts: list[CorpusPart] = []
     together: list[File] = []

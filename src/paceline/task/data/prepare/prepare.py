@@ -101,7 +101,7 @@ def prepare(
         )  # fmt: skip
     with _told(folder), _alone(folder):
         if _before(data, folder, append) == before:
-            parts = parts_of(data, listing, part_bytes)
+            parts = parts_of(listing, part_bytes, is_whole=data.max_bytes > 0)
             first = int(before.card.get("parts", 0)) if before else 0
             limit = int(data.validation_fraction * 2**64)
             job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
