@@ -88,6 +88,12 @@ def _data_of(options: argparse.Namespace) -> DataSpec:
     data = settle(spec, say_to(options.json)).spec.task.data if options.action == "inspect" else spec.task.data
     if not isinstance(data, DataSpec):
         raise ConfigError(f"the data of {source} are no text", "they are given as an object", "name a file or a folder")
+    if data.mix:  # task.data.source is none of its sources, and would be read in their place
+        parts = ", ".join(each.source for each in data.mix)
+        raise ConfigError(
+            f"data {options.action} of {source}, whose data are a mixture", f"one source is read, and it has {parts}",
+            "one of them in the place of the spec file; a mixture may be of prepared folders",
+        )  # fmt: skip
     return data
 
 

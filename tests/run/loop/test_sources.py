@@ -15,6 +15,7 @@ from paceline.errors import DataError
 from paceline.run.loop.sources import open_together
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec
+from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources import cache
 
@@ -41,6 +42,16 @@ def opened(source: str, cache_dir: str, local_rank: int) -> tuple[int, str, int]
     return listed[0], train.fingerprint, int(train.read(np.array([3]))["tokens"][0, 0])
 
 
+def own_set(data: torch.Tensor) -> tuple[int, str, int]:
+    """Return how many samples of a data set of one's own are opened, or what is wrong with it."""
+    rank = dist.get_rank()
+    try:
+        train, _ = open_together(data, 0, World(rank, dist.get_world_size(), rank, torch.device("cpu")))
+    except DataError as error:
+        return 0, f"{error.what}: {error.because}", -1
+    return train.samples, "", 0
+
+
 def everywhere(folder: str) -> list[tuple[int, str, int]]:
     """Open the data of a folder in turn: on one node, on two with a cache each, and where they are broken."""
     root, rank = Path(folder), dist.get_rank()
@@ -53,12 +64,17 @@ def everywhere(folder: str) -> list[tuple[int, str, int]]:
         opened(str(root / "good.jsonl"), str(root / f"other-{rank}"), rank),
         opened(str(own), str(root / f"cache-{rank}"), 0),
         opened(str(root / "bad.jsonl"), str(root / "shared"), rank),
+        opened(str(root / f"shards-{rank}"), str(root / "shared"), rank),
+        *(own_set(torch.arange(8.0 + longer * rank) + rank) for longer in (0, 1)),
     ]
 
 
 def test_one_rank_of_a_node_reads_the_documents(tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_text(LINE * 30)
     (tmp_path / "bad.jsonl").write_text(LINE * 3 + "{\n")
+    for rank, words in enumerate(("two", "six")):
+        (tmp_path / f"{rank}.jsonl").write_text(LINE.replace("two", words) * 20)
+        prepare(DataSpec(str(tmp_path / f"{rank}.jsonl"), validation_fraction=0.0), tmp_path / f"shards-{rank}")
     zero, one = run_ranks(everywhere, 2, str(tmp_path))
     data = DataSpec(str(tmp_path / "good.jsonl"), tokenizer="bytes", seq_len=8, cache_dir=str(tmp_path / "alone"),
                     validation_fraction=0.0)  # fmt: skip
@@ -70,3 +86,6 @@ def test_one_rank_of_a_node_reads_the_documents(tmp_path: Path) -> None:
     assert zero[3][1:] == one[3][1:] and "rank 1 does not find the tokenised documents" in zero[3][1]
     assert zero[4][1:] == one[4][1:] and "rank 1 finds other documents" in zero[4][1]
     assert zero[5][1:] == one[5][1:] and "line 4" in zero[5][1] and one[5][0] == 0, "the words of rank 0"
+    assert zero[6][1:] == one[6][1:] and "rank 1 finds other data" in zero[6][1], "as many samples, others"
+    assert zero[7] == one[7] == (8, "", 0), "of one's own what they hold is not asked for"
+    assert zero[8] == one[8] and "rank 1 finds other data" in zero[8][1] and "9 samples" in zero[8][1]

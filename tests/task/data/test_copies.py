@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
+from paceline.session.verbs.scoring import _texts
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.copies import SHINGLE_WORDS, EarlierDocuments, mark_copies, minimal_hashes
 from paceline.task.data.source import open_sources
@@ -74,3 +75,16 @@ def test_documents_are_selected_by_what_they_share(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no text"):
         mark_copies(DataSpec(str(tmp_path / "empty.txt")), tmp_path / "none.jsonl")
     assert not list(tmp_path.glob("*none*")) and not list(tmp_path.glob(".*.part"))
+
+
+def test_what_is_held_out_by_name_is_not_written_among_what_is_trained_on(tmp_path: Path) -> None:
+    for name in ("train-0", "validation-0"):
+        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({"text": f"a text of {name}"}))
+    whole, train = DataSpec(str(tmp_path / "set")), DataSpec(str(tmp_path / "set"), include=("train*",))
+    with pytest.raises(ConfigError, match=r"holds out validation-0\.jsonl"):
+        mark_copies(whole, tmp_path / "marked.jsonl")
+    with pytest.raises(ConfigError, match=r"holds out validation-0\.jsonl"):
+        list(_texts(whole))
+    assert mark_copies(train, tmp_path / "marked.jsonl").documents == 1
+    assert [texts for texts, _ in _texts(train)] == [[b"a text of train-0"]]

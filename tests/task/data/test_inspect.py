@@ -94,3 +94,24 @@ def test_images_are_inspected_on_the_command_line(tmp_path: Path, capsys: pytest
     assert main(["data", "inspect", source, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert sum(each["images"] for each in told["splits"].values()) == 8 and told["image_size"] == 224
+
+
+MIXTURE = """[task]
+name = "mixed"
+[[task.data.mix]]
+source = "one.txt"
+[[task.data.mix]]
+source = "two.txt"
+"""
+
+
+@pytest.mark.parametrize("words", [["prepare", "{}", "out"], ["inspect", "{}"], ["copies", "{}", "out"],
+                                   ["score", "run", "{}", "out"]])  # fmt: skip
+def test_a_mixture_is_not_taken_for_the_source_that_it_stands_in_the_place_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "mixed.toml").write_text(MIXTURE)
+    given = [word.format(tmp_path / "mixed.toml").replace("out", str(tmp_path / "out")) for word in words]
+    assert main(["data", *given]) == 2
+    assert "are a mixture" in (told := capsys.readouterr().err) and "one.txt, two.txt" in told
+    assert not (tmp_path / "out").exists()

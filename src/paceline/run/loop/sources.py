@@ -31,11 +31,35 @@ LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far f
 def open_together(data: object, seed: int, world: World) -> Pair:
     """Return `open_sources` on every rank. Every rank calls it; what fails on one is raised on all.
 
-    Raises DataError too where the documents of a node are not those of rank 0.
+    Raises DataError too where the data of a rank are not those of rank 0.
     """
-    if world.size == 1 or not isinstance(data, DataSpec):
+    if world.size == 1:
         return open_sources(data, seed)
-    return arranged(data, [_open_part(part, seed, world) for part in data.parts()])
+    if not isinstance(data, DataSpec):
+        return _alike(open_sources(data, seed), False, world)
+    pair = arranged(data, [_open_part(part, seed, world) for part in data.parts()])
+    return _alike(pair, all(kind_of_source(part.source)[0] != "object" for part in data.parts()), world)
+
+
+def _alike(pair: Pair, is_known: bool, world: World) -> Pair:
+    """Return the sources. Raises DataError on every rank where one has others than rank 0: their orders would differ.
+
+    `is_known` says that their fingerprints are made here. One of a data set of the user's may be of what it drew as it
+    was made, so of those the numbers of samples are held against each other.
+    """
+    own = [None if each is None else (each.samples, each.fingerprint if is_known else "") for each in pair]
+    first = world.share(own)
+
+    def check() -> None:
+        if differs := next((both for both in zip(own, first, strict=True) if both[0] != both[1]), None):
+            mine, its = (f"{each[0]:,} samples {each[1]}".rstrip() if each else "none" for each in differs)
+            raise DataError(
+                f"rank {world.rank} finds other data than rank 0", f"they are {mine}, and rank 0's are {its}",
+                "give every node the same files, and every process of a data set of your own all of its samples",
+            )  # fmt: skip
+
+    Ranks().attempt("the data of the ranks were not compared", check)
+    return pair
 
 
 def open_data(task: Task, world: World) -> tuple[Source, Source | None, dict[str, Source]]:

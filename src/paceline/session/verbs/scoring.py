@@ -148,9 +148,9 @@ def _core_set(
 def _texts(data: DataSpec) -> Iterator[tuple[list[bytes], float]]:
     """Yield documents, some at a time, and the share of all files' bytes that were read by then."""
     from paceline.task.data.sources.documents import read_documents
-    from paceline.task.data.sources.files import list_files
+    from paceline.task.data.sources.files import list_undivided
 
-    listing = list_files(data)
+    listing = list_undivided(data)
     whole, done = sum(file.size for file in listing.files) or 1, 0
     texts, size = list[bytes](), 0
     for document in read_documents(data, listing):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -287,3 +288,17 @@ def test_a_folder_of_work_that_goes_before_its_lock_is_made_is_anothers(
     monkeypatch.setattr(Path, "mkdir", late)
     with pytest.raises(module.PreparationBusy):
         prepare(spec, tmp_path / "out", part_bytes=PART)
+
+
+def test_as_many_bytes_are_prepared_as_are_asked_for(tmp_path: Path) -> None:
+    spec, most, wanted = write_corpus(tmp_path / "text"), 5_000, list[str]()
+    for text in texts_of(spec):
+        left = most - sum(len(each.encode()) for each in wanted)
+        if left > 0:
+            wanted.append(text.encode()[:left].decode("utf-8", "ignore"))
+    spec = replace(spec, max_bytes=most)
+    assert prepare(spec, tmp_path / "out", part_bytes=PART).made and len(wanted) < len(texts_of(spec))
+    assert sorted(text for each in stored(tmp_path / "out", spec).values() for text in each) == sorted(wanted)
+    assert not prepare(spec, tmp_path / "out", part_bytes=PART).made
+    with pytest.raises(ConfigError, match="holds other shards"):
+        prepare(replace(spec, max_bytes=0), tmp_path / "out", part_bytes=PART)

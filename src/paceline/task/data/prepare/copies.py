@@ -23,7 +23,7 @@ from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.permutation import mix64
 from paceline.task.data.sources.documents import read_documents
-from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.files import list_undivided
 
 SHINGLE_WORDS = 5
 BANDS, BAND_HASHES = 25, 5
@@ -86,9 +86,10 @@ def mark_copies(data: DataSpec, out: Path, progress: SaysProgress = lambda what,
     """Write each document as a line of JSONL; its `score` is the largest share that an earlier one has of it.
 
     `like` says which that was. Of documents that are alike the first one has a low score. Raises DataError for
-    documents that cannot be read or none, StorageError where `out` cannot be written.
+    documents that cannot be read or none, ConfigError for files that are held out by name, StorageError where `out`
+    cannot be written.
     """
-    listing, earlier = list_files(data), EarlierDocuments()
+    listing, earlier = list_undivided(data), EarlierDocuments()
     whole, done = sum(file.size for file in listing.files) or 1, 0
     names, equal, near = list[str](), 0, 0
     unfinished = out.with_name(f".{out.name}.part")

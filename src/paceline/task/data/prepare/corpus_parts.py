@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.documents import Damaged, Document, read_file, read_lines
+from paceline.task.data.sources.documents import Damaged, Document, read_documents, read_file, read_lines
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File, packed_suffix
 
@@ -29,8 +29,13 @@ class CorpusPart:
         return self.stop - self.start if self.stop else sum(file.size for file in self.files)
 
 
-def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[CorpusPart]:
-    """Return the parts in order: small files together, JSONL cut at lines, any other file whole."""
+def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES, is_whole: bool = False) -> list[CorpusPart]:
+    """Return the parts in order: small files together, JSONL cut at lines, any other file whole.
+
+    What `is_whole` is one part: of documents that stop after so many bytes, where follows from all that is read before.
+    """
+    if is_whole:
+        return [CorpusPart(0, listing.files)]
     parts: list[CorpusPart] = []
     together: list[File] = []
 
@@ -56,6 +61,9 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[CorpusP
 
 def documents_of(data: DataSpec, listing: CorpusFiles, part: CorpusPart, damaged: Damaged) -> Iterator[Document]:
     """Yield a part's documents in order, without empty ones."""
+    if data.max_bytes:
+        yield from read_documents(data, replace(listing, files=part.files), damaged)
+        return
     if part.stop:
         found = read_lines(part.files[0], part.start, part.stop, data, damaged)
         yield from (document for document in found if document.text)

@@ -101,7 +101,7 @@ def prepare(
         )  # fmt: skip
     with _told(folder), _alone(folder):
         if _before(data, folder, append) == before:
-            parts = parts_of(listing, part_bytes)
+            parts = parts_of(listing, part_bytes, is_whole=data.max_bytes > 0)
             first = int(before.card.get("parts", 0)) if before else 0
             limit = int(data.validation_fraction * 2**64)
             job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
@@ -177,6 +177,7 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> 
     files = [file.decides() for file in listing.files]
     options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
                data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
+    options += [data.max_bytes] if data.max_bytes else []
     decides = [FORMAT, listing.kind, tokenizer, *options, files]
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
 

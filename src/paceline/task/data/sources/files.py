@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from paceline.errors import DataError, suggestion
+from paceline.errors import ConfigError, DataError, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.listed_once import listed
@@ -76,6 +76,22 @@ def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFil
     """
     asked = ("files", data.source, tuple(data.include), repr(data.arguments), tuple(sorted(kinds)))
     return listed(asked, lambda: _list_files(data, kinds))
+
+
+def list_undivided(data: DataSpec) -> CorpusFiles:
+    """Return `list_files`, for who writes all documents into one file: what is held out would be trained on there.
+
+    Raises ConfigError where a file is held out by its name.
+    """
+    listing = list_files(data)
+    held_out = [file.name for file in listing.files if file.held_out]
+    if held_out:
+        raise ConfigError(
+            f"'{data.source}' holds out {held_out[0]}, as its name says",
+            "documents of all files are written into one, which would be trained on",
+            'those for training alone, such as --set task.data.include=["train*"]',
+        )
+    return listing
 
 
 def _list_files(data: DataSpec, kinds: Collection[str]) -> CorpusFiles:

@@ -248,3 +248,26 @@ def test_what_of_a_folder_of_images_is_not_read_is_named(tmp_path: Path) -> None
     facts = data_facts(DataSpec(f"images:{tmp_path / 'images'}", image_size=8, validation_fraction=0.0))
     assert facts.samples == 2
     assert any("(cat/notes.txt)" in note and "a link to nothing (dog/gone.png)" in note for note in facts.notes)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_rows_are_selected_by_the_scores_that_stand_beside_them(spec_of: Write, kind: str) -> None:
+    rows: list[dict[str, object]] = [{"text": f"text {at}", "label": "ab"[at % 2], "grade": at / 8} for at in range(9)]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    if kind == "csv":
+        content = "text,label,grade\n" + "".join(f"{','.join(map(str, row.values()))}\n" for row in rows)
+    wanted = {"score_field": "grade", "score_min": 0.25, "score_max": 0.75}
+    assert len(texts_of(open_table(spec_of(f"a.{kind}", content)))) == 9
+    assert texts_of(open_table(spec_of(f"a.{kind}", content, **wanted))) == [f"text {at}" for at in range(2, 6)]
+    with pytest.raises(DataError, match="has no number in 'mark'"):
+        open_table(spec_of(f"a.{kind}", content, **(wanted | {"score_field": "mark"})))
+
+
+def test_of_each_row_as_many_tokens_are_read_as_are_asked_for(spec_of: Write) -> None:
+    rows: list[dict[str, object]] = [{"prompt": "say: ", "completion": "x" * size} for size in (1, 3, 9)]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    whole, cut = (open_table(spec_of("a.jsonl", content, document_tokens=most)) for most in (0, 8))
+    assert [len(text) for text in texts_of(whole)] == [6, 8, 14]
+    assert texts_of(cut) == [text[:8] for text in texts_of(whole)]
+    ends = cut.counted_array("train")[cut.corpus.train.offsets()[1:] - 1]
+    assert ends.tolist() == [1, 1, 0], "of a row that is cut the end is not learnt"

@@ -30,6 +30,7 @@ from paceline.task.data.sources.cache_folders import (
 )
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus
+from paceline.task.data.sources.scores import asks_scores
 from paceline.task.data.sources.tables.chat.own_template import writing_identity
 from paceline.task.data.sources.tables.columns import TableColumns
 from paceline.task.data.sources.tables.labels import Labels
@@ -92,6 +93,7 @@ def open_table(data: DataSpec, say: Say | None = None) -> TextTable:
 def _signature(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the table, taking a file's size and time for its content."""
     chosen = [getattr(data, name) for name in CHOICES]
+    chosen += ["chosen"] if asks_scores(data) or data.document_tokens else []  # earlier releases looked at neither
     return hash_of([FORMAT, "table", signature_of(data, listing), *chosen, writing_identity(data.tokenizer)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from paceline.task.data.sources.held_out import document_hash, split_limit, spli
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.reading.arrow import UnreadableValue
 from paceline.task.data.sources.reading.nested import fields_of
+from paceline.task.data.sources.scores import asks_scores, is_wanted
 from paceline.task.data.sources.tables.chat.messages import A_TEXT
 from paceline.task.data.sources.tables.chat.own_template import own_templates
 from paceline.task.data.sources.tables.chat.parts import TextPart
@@ -58,6 +60,8 @@ class RowReader:
         left = self.data.max_bytes or float("inf")
         for record in read_records(self.listing, damaged, asked_by_dots(self.data)):
             try:
+                if not self._is_wanted(record):
+                    continue
                 row = self._row(record)
             except DamagedData as error:
                 damaged.found(error)
@@ -66,6 +70,14 @@ class RowReader:
             if left < 0:
                 return
             yield row
+
+    def _is_wanted(self, record: TableRecord) -> bool:
+        """Return whether a row's score is asked for. Of CSV, whose values are texts, a text that is a number is one."""
+        values, name = record.values, self.data.score_field
+        if asks_scores(self.data) and isinstance(score := values.get(name), str):
+            with contextlib.suppress(ValueError):
+                values = {**values, name: float(score)}
+        return is_wanted(values, self.data, record.origin)
 
     def _row(self, record: TableRecord) -> TableRow:
         held_out = {"validation": True, "train": False}.get(record.split)
@@ -146,8 +158,9 @@ class TableSurvey:
         data, columns = self.reader.data, self.reader.columns
         labels = [self.labels.kind, self.labels.are_hot, *self.labels.classes] if self.labels else []
         template = [data.template, own_templates(data.tokenizer)] if columns.kind in ("chat", "completion") else []
+        limit = [data.document_tokens] if data.document_tokens else []
         return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
-                columns.names, columns.because, labels, template]  # fmt: skip
+                columns.names, columns.because, labels, template, *limit]  # fmt: skip
 
 
 def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:

@@ -76,12 +76,15 @@ def write_table(data: DataSpec, survey: TableSurvey, key: str, folder: Path) -> 
         others = {split: stack.enter_context((folder / f"{split}{suffix}").open("wb")) for split in SPLITS}
         for rows in _in_lists(survey.reader.rows(Damaged(data.on_bad == "skip"))):
             made = maker.of(rows)
-            for row, (ids, counted) in zip(rows, made, strict=True):
+            for row, (whole, marks) in zip(rows, made, strict=True):
+                ids = whole[: data.document_tokens or None]
                 digest.update(document_hash(row.content()))
                 split = SPLITS[survey.is_held_out(row)]
                 writers[split].add([ids])
                 if labels is None:
-                    others[split].write(counted.tobytes() + bytes([counted[-1] if len(counted) else 1]))  # and its end
+                    counted = marks[: len(ids)]
+                    end = counted[-1] if len(counted) else 1  # of a row that is cut its end is not learnt
+                    others[split].write(counted.tobytes() + bytes([end if len(ids) == len(whole) else 0]))
                 else:
                     label = encode_label(row.label, labels, places, row.origin)
                     _count(counts[split], labels, label)
