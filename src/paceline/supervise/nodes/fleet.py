@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,11 @@ class Fleet:
     def per_node(self) -> int:
         """The devices of each node that are used: as many as the least of them has."""
         return min((member.devices for member in self.members.values()), default=0)
+
+    @property
+    def most_at_one_address(self) -> int:
+        """The most nodes that have come from one address: a machine has no more of them, whatever it was told."""
+        return max(Counter(member.host for member in self.members.values()).values(), default=1)
 
     def devices(self) -> int | None:
         """Return how many devices are there now."""
