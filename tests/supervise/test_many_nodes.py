@@ -107,6 +107,20 @@ def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatc
     assert set(crew.endings) == {3 * EACH + 1, *range(5 * EACH, 6 * EACH)}, "a node that is gone is lost with its ranks"
 
 
+def test_nodes_from_different_addresses_are_on_different_machines(fleet: Any) -> None:
+    """A launcher that tells nothing of machines has all on one: links between them counted as those of one."""
+    fleet, _, _ = fleet
+    assert fleet.devices_of_machine(4) == 4 * EACH, "as it was told"
+    assert fleet.devices_of_machine(0) == EACH
+    for number, member in fleet.members.items():
+        member.host = f"10.0.0.{number // 8}"
+    assert fleet.devices_of_machine(NODES) == 8 * EACH
+    for number, member in fleet.members.items():
+        member.host = f"10.0.0.{number // 6}"  # 6, 6 and 4 nodes
+    assert fleet.devices_of_machine(NODES) == 2 * EACH
+    assert fleet.devices_of_machine(1) == EACH
+
+
 def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: Any, tmp_path: Path) -> None:
     """A node may have no rank of this world: its old ranks would hide one that has no pulse yet, or be blamed."""
     fleet, ends, _ = fleet

@@ -133,7 +133,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
     taken, most = _taken_over(fleet, gone), fleet.per_node * spec.run.nodes.count
-    per_node = fleet.per_node * min(per_machine or 1, fleet.most_at_one_address)
+    per_node = fleet.devices_of_machine(per_machine)
     if taken is not None:
         lock.continue_from(taken.number)
     judged = _counted(fleet, spec.run.recovery, reached_by(lock.run_dir), taken)

@@ -275,10 +275,16 @@ class Fleet:
         """The devices of each node that are used: as many as the least of them has."""
         return min((member.devices for member in self.members.values()), default=0)
 
-    @property
-    def most_at_one_address(self) -> int:
-        """The most nodes that have come from one address: a machine has no more of them, whatever it was told."""
-        return max(Counter(member.host for member in self.members.values()).values(), default=1)
+    def devices_of_machine(self, told: int) -> int:
+        """Return how many devices a machine has, of which `told` nodes are one machine, 0 where each is one.
+
+        No machine has more nodes than have come from one address: a launcher may tell nothing of machines, and then
+        all count as those of one. Where they differ, those of more count as smaller ones.
+        """
+        most = max(Counter(member.host for member in self.members.values()).values(), default=1)
+        if told <= most:
+            return self.per_node * max(1, told)
+        return self.per_node * math.gcd(len(self.members), most)
 
     def devices(self) -> int | None:
         """Return how many devices are there now."""
