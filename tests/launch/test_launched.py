@@ -194,10 +194,9 @@ def test_fit_among_others_raises_what_has_ended_the_run(
     """It raised a PacelineError with an exit code, and who catches DoesNotFit under torchrun or Ray got none."""
     told = DoesNotFit("no layout fits", "each needs 9 GB", "more devices").as_dict()
     monkeypatch.setattr(among, "attend_run", lambda *given: Attended(3, None, told))
-    for name, value in (
-        {} if words else {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items()
-    ):
-        monkeypatch.setenv(name, value)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name in () if words else place:
+        monkeypatch.setenv(name, place[name])
     spec = write_spec(tmp_path, tmp_path / "run", 0)
     overrides = [f"run.{name}={value}" for name, value in words.items()]
     with pytest.raises(DoesNotFit, match="no layout fits") as caught:
