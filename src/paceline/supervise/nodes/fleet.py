@@ -278,13 +278,13 @@ class Fleet:
     def devices_of_machine(self, told: int) -> int:
         """Return how many devices a machine has, of which `told` nodes are one machine, 0 where each is one.
 
-        No machine has more nodes than have come from one address: a launcher may tell nothing of machines, and then
-        all count as those of one. Where they differ, those of more count as smaller ones.
+        Where all nodes are there, no machine has more of them than have come from one address: a launcher may tell
+        nothing of machines, and then all count as those of one.
         """
-        most = max(Counter(member.host for member in self.members.values()).values(), default=1)
-        if told <= most:
+        if len(self.members) < self._spec.count:
             return self.per_node * max(1, told)
-        return self.per_node * math.gcd(len(self.members), most)
+        most = max(Counter(member.host for member in self.members.values()).values(), default=1)
+        return self.per_node * max(1, min(told, most))
 
     def devices(self) -> int | None:
         """Return how many devices are there now."""
