@@ -193,10 +193,8 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     devices = fleet.devices() or 0
     if len(fleet.members) == spec.run.nodes.count:
         here = math.gcd(devices, per_node)  # machines that differ, as by tasks of Slurm's, count as smaller ones
-        if here < per_node:
-            say(
-                f"nodes    forecast as machines of {plural(here, 'device')}: {devices} are not whole ones of {per_node}"
-            )
+        if here < per_node and not spec.cluster.groups:
+            say(f"nodes    planned as machines of {plural(here, 'device')}: {devices} are no whole ones of {per_node}")
         cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=here)
         return plan_task(spec if spec.cluster.groups else dataclasses.replace(spec, cluster=cluster), say=say)
     say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {plural(devices, 'device')}")
