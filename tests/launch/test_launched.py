@@ -12,9 +12,13 @@ import pytest
 from runs import environment, paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
 from started.popen import Warm
 
-from paceline.errors import ConfigError
+import paceline as paceline_package
+from paceline.errors import ConfigError, DoesNotFit
 from paceline.launch.here import node_here, place_here
+from paceline.session.nodes import among
+from paceline.session.nodes.attendance import Attended, devices_here
 from paceline.session.nodes.launched import as_node, is_attended
+from paceline.session.start import train
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import load_spec
 from paceline.supervise.told.place import Place
@@ -167,6 +171,39 @@ def test_ranks_that_torchrun_starts_again_meet_and_resume(started: tuple[Started
     begun.process.wait()
     wait_until(lambda: not begun.running())
     assert_one_experiment(run_dir, one_device)
+
+
+@pytest.mark.parametrize(("devices", "own", "each"), [(8, 0, 2), (0, 0, 1), (7, 3, 3), (6, 0, None), (2, 0, None)])
+def test_devices_of_a_cluster_are_shared_out_among_its_nodes(
+    tmp_path: Path, devices: int, own: int, each: int | None
+) -> None:
+    """Six on four nodes trained on four of them, and two on four nodes on four."""
+    spec = load_spec(write_spec(tmp_path, tmp_path / "run", devices), ["run.nodes.count=4", f"run.nodes.devices={own}"])
+    if each is None:
+        with pytest.raises(ConfigError, match=f"cluster.devices = {devices} on 4 nodes") as caught:
+            devices_here(spec)
+        assert "cluster.devices = 4," in caught.value.try_
+    else:
+        assert devices_here(spec) == each
+
+
+@pytest.mark.parametrize("words", [{"nodes.count": "2"}, {}])
+def test_fit_among_others_raises_what_has_ended_the_run(
+    words: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It raised a PacelineError with an exit code, and who catches DoesNotFit under torchrun or Ray got none."""
+    told = DoesNotFit("no layout fits", "each needs 9 GB", "more devices").as_dict()
+    monkeypatch.setattr(among, "attend_run", lambda *given: Attended(3, None, told))
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name in () if words else place:
+        monkeypatch.setenv(name, place[name])
+    spec = write_spec(tmp_path, tmp_path / "run", 0)
+    overrides = [f"run.{name}={value}" for name, value in words.items()]
+    with pytest.raises(DoesNotFit, match="no layout fits") as caught:
+        paceline_package.fit(spec, overrides=overrides)
+    assert caught.value.exit_code == 3
+    assert train(load_spec(spec, overrides)) == 3
+    assert "no layout fits" not in capsys.readouterr().err, "its coordinator prints it, once for all nodes"
 
 
 def test_processes_of_a_launcher_as_nodes(tmp_path: Path) -> None:

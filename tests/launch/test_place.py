@@ -13,7 +13,7 @@ from started.popen import Warm
 
 from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
-from paceline.launch.here import node_here, place_here, without_place
+from paceline.launch.here import are_all_here, node_here, place_here, without_place
 from paceline.launch.slurm import first_host
 from paceline.run.process.world import join_world
 from paceline.supervise.told.place import Place
@@ -49,6 +49,45 @@ def test_workers_of_ray_train_are_ranks_of_torch() -> None:
     assert place == Place(2, 3, 0, 1, "env://")
     assert node_here(worker, place) == 1, "two workers on the first machine, one on the second"
     assert without_place(worker) == {}
+
+
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize(
+    ("told", "place", "node", "here"),
+    [
+        (POD, Place(1, 2, 0, 1, "env://"), 1, False),  # a PyTorchJob's pod: alone on what it sees
+        ({**POD, "RANK": "0"}, Place(0, 2, 0, 1, "env://"), 0, False),
+        ({**POD, "MASTER_ADDR": "localhost"}, Place(1, 2, 1, 2, "env://"), 0, True),  # by hand, on one machine
+        ({**POD, "MASTER_ADDR": "127.0.0.1"}, Place(1, 2, 1, 2, "env://"), 0, True),
+        ({**POD, "MASTER_ADDR": "::1", "LOCAL_RANK": ""}, Place(1, 2, 1, 2, "env://"), 0, True),
+        ({**POD, "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "NODE_RANK": "1"},  # nothing says how many: all
+         Place(9, 16, 1, 16, "env://"), 1, False),
+        ({**POD, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Place(1, 2, 1, 2, "env://"), 0, True),
+        ({**SRUN, "RANK": "4", "WORLD_SIZE": "6"}, Place(4, 6, 1, 3, "tcp://n1:22345"), 1, False),
+        ({"RANK": "", "WORLD_SIZE": ""}, None, 0, False),  # a template's, not filled in
+    ],
+)  # fmt: skip
+def test_what_is_not_told_of_machines(told: dict[str, str], place: Place | None, node: int, here: bool) -> None:
+    assert place_here(told) == place
+    if place is not None:
+        assert (node_here(told, place), are_all_here(told, place)) == (node, here)
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({**POD, "RANK": "two"}, "RANK = 'two' is no number"),
+        ({**SRUN, "SLURM_LOCALID": "0x"}, "SLURM_LOCALID = '0x' is no number"),
+        ({**POD, "RANK": "2"}, "rank 2 of 2"),  # counted from 1: it would be waited for
+        ({**POD, "RANK": "-1"}, "rank -1 of 2"),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "local rank -1 of 4"),
+    ],
+)
+def test_what_is_no_place_is_refused(told: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        place_here(told)
 
 
 def test_processes_of_their_own_see_nothing_of_a_place() -> None:

@@ -84,6 +84,39 @@ def test_rank_0_is_reached_where_another_machine_of_the_run_is(monkeypatch: pyte
     assert "--rendezvous" in caught.value.try_
 
 
+@pytest.mark.parametrize(
+    ("known", "here", "address"),
+    [
+        (["10.0.0.5"], ["127.0.0.1", "10.0.0.5"], "10.0.0.5"),  # a pod's name leads to the pod
+        (["10.96.0.9"], ["127.0.0.1", "10.0.0.5"], "10.0.0.5"),  # to a service in front of it, where nobody can listen
+        (None, ["127.0.0.1", "10.0.0.5"], "10.0.0.5"),  # nowhere yet: the pod is not ready
+        (["fd00::5"], ["10.0.0.5"], "fd00::5"),
+    ],
+)
+def test_rank_0_in_a_pod_is_reached_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, known: list[str] | None, here: list[str], address: str
+) -> None:
+    """A PyTorchJob tells its pods nothing of machines: rank 0 was at its loopback, where no other pod finds it."""
+
+    def found(host: str) -> list[str]:
+        if known is None:
+            raise ConfigError(f"'{host}' is not known here", "no such name")
+        return known
+
+    monkeypatch.setattr(launched, "_known", found)
+    monkeypatch.setattr(launched, "address_towards", lambda host: "")
+    monkeypatch.setattr(launched, "addresses_here", lambda: here)
+    pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    # As Azure's jobs of a process for each GPU have it: a local rank, and not how many.
+    for told in (pod, {**pod, "WORLD_SIZE": "16", "LOCAL_RANK": "0", "NODE_RANK": "0"}):
+        place = place_here(told)
+        assert place is not None
+        assert launched._reached(told, place) == address
+    alone = {**pod, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    place = place_here(alone)
+    assert place is not None and launched._reached(alone, place) == "127.0.0.1", "torchrun on one machine"
+
+
 def test_addresses_of_this_machine() -> None:
     assert "127.0.0.1" in interface.addresses_here() and interface.interface_of("127.0.0.1") == "lo"
     assert interface.address_towards("127.0.0.1") == "127.0.0.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from runs import environment, records_of, run_patiently
 import paceline
 from paceline.errors import ConfigError
 from paceline.session import begin
+from paceline.session.run import is_script
 from paceline.session.verbs.spec_given import spec_of
 
 TYPED = """
@@ -67,3 +69,13 @@ def test_a_run_over_several_devices_is_refused_before_its_proof(monkeypatch: pyt
     spec = spec_of(task, {"dp_replicate": 2}, {"device": "cpu", "devices": 2, "probe": False}, ())
     with pytest.raises(ConfigError, match="cannot start from a notebook"):
         begin.planned_brief(spec, say=lambda line: None, is_script=False)
+
+
+def test_a_thread_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop in a worker of Ray's has a thread: what was started again for each device was Ray's own program."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+    found = list[bool]()
+    thread = threading.Thread(target=lambda: found.append(is_script()))
+    thread.start()
+    thread.join()
+    assert is_script() and found == [False]

@@ -22,14 +22,19 @@ from tests_shared import SEQ_LEN, plan_of
 
 from paceline.errors import WorkerDied
 from paceline.lock import RunLock, take
+from paceline.session.nodes import coordinate
 from paceline.session.nodes.coordinate import _counted
+from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.spec.task import Task
 from paceline.supervise.again.elastic import Elastic
 from paceline.supervise.again.fallen import Fallen, TakenOver
 from paceline.supervise.again.generations import Generations
@@ -105,6 +110,34 @@ def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatc
     ends[5].end.close()
     wait_until(lambda: crew.look() or len(crew.endings) == 1 + EACH)
     assert set(crew.endings) == {3 * EACH + 1, *range(5 * EACH, 6 * EACH)}, "a node that is gone is lost with its ranks"
+
+
+def test_nodes_from_different_addresses_are_on_different_machines(fleet: Any) -> None:
+    """A launcher that tells nothing of machines has all on one: links between them counted as those of one."""
+    fleet, _, _ = fleet
+    fleet._spec = NodesSpec(count=NODES)
+    assert fleet.devices_of_machine(4) == 4 * EACH, "as it was told"
+    assert fleet.devices_of_machine(0) == EACH
+    for number, member in fleet.members.items():
+        member.host = f"10.0.0.{number // 8}"
+    assert fleet.devices_of_machine(NODES) == 8 * EACH
+    assert fleet.devices_of_machine(1) == EACH
+    fleet._spec = NodesSpec(count=3 * NODES)
+    assert fleet.devices_of_machine(NODES) == NODES * EACH, "those that are not there yet may be on these machines"
+
+
+@pytest.mark.parametrize(("per_node", "planned"), [(4, 1), (3, 1), (11, 11), (1, 1)])
+def test_machines_that_differ_count_as_smaller_ones(
+    per_node: int, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of `srun` on 4, 4 and 3 devices were refused in words of cluster.devices, which nobody had set."""
+    monkeypatch.setattr(coordinate, "plan_task", lambda spec, say: spec.cluster)
+    spec = Spec(Task(), cluster=ClusterSpec(), run=RunSpec(nodes=NodesSpec(count=11)))
+    there = cast(Fleet, SimpleNamespace(members=dict.fromkeys(range(11)), devices=lambda: 11))
+    said: list[str] = []
+    cluster: Any = coordinate._planned(spec, there, None, per_node, said.append)
+    assert (cluster.devices, cluster.devices_per_node) == (11, planned)
+    assert bool(said) is (planned < per_node)
 
 
 def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: Any, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline.errors import ConfigError
+
 Environ = Mapping[str, str]
-Ranks3 = tuple[int, int, int]  # rank, world size, local rank
+Ranks3 = tuple[int, int, int | None]  # rank, world size, local rank, None where that is not told
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,18 @@ class Launcher:
     peer: Callable[[Environ], str]  # the name of another machine than the first, empty where it tells none
     variables: tuple[str, ...] = ()  # what a process that makes a world of its own must not see
     prefixes: tuple[str, ...] = ()  # the beginnings of more of them
+
+
+def number_of(environ: Environ, name: str) -> int | None:
+    """Return the number that a variable holds; None where it is unset or empty. Raises ConfigError for what is none."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} = '{text}' is no number",
+            "a launcher's variables tell a process its place among the others",
+            f"unset {name}, or start with `paceline train`, torchrun or srun",
+        ) from None

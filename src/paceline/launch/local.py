@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.launch.launcher import Environ, Launcher, Ranks3
+from paceline.launch.launcher import Environ, Launcher, Ranks3, number_of
 from paceline.launch.torchrun import ranks_of
 from paceline.supervise.told.place import RENDEZVOUS
 
@@ -13,7 +13,7 @@ def _ranks(environ: Environ) -> Ranks3 | None:
 
 def _ranks_on_node(environ: Environ) -> int | None:
     found = _ranks(environ)
-    return int(environ.get("LOCAL_WORLD_SIZE", found[1])) if found else None  # all of them, where nothing else is said
+    return (number_of(environ, "LOCAL_WORLD_SIZE") or found[1]) if found else None  # all, where nothing else is said
 
 
 LOCAL = Launcher(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from paceline.errors import ConfigError
-from paceline.launch.launcher import Environ, Launcher, Ranks3
+from paceline.launch.launcher import Environ, Launcher, Ranks3, number_of
 
 
 def _ranks(environ: Environ) -> Ranks3 | None:
@@ -14,9 +14,8 @@ def _ranks(environ: Environ) -> Ranks3 | None:
     A step of one task is outside: it has a machine of its own, on which it starts its own ranks. The shell of
     `srun --pty` is one, and a batch script may have inherited such a step's variables from whoever submitted it.
     """
-    if "SLURM_PROCID" not in environ or environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
-        return None
-    return int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"])
+    rank, size = number_of(environ, "SLURM_PROCID"), number_of(environ, "SLURM_STEP_NUM_TASKS")
+    return None if rank is None or size is None or size == 1 else (rank, size, number_of(environ, "SLURM_LOCALID"))
 
 
 def _ranks_on_node(environ: Environ) -> int | None:

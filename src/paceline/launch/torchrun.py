@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.launch.launcher import Environ, Launcher, Ranks3
+from paceline.launch.launcher import Environ, Launcher, Ranks3, number_of
 from paceline.supervise.told.place import KEPT_STORE
 
 NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK")  # torchrun's, and Ray Train's (2.60, ray/train/torch/config.py)
@@ -10,13 +10,12 @@ NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK")  # torchrun's, and Ray Train's (2.60,
 
 def ranks_of(environ: Environ) -> Ranks3 | None:
     """Return what torch's own variables say of a process's ranks."""
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
-        return None
-    return int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", environ["RANK"]))
+    rank, size = number_of(environ, "RANK"), number_of(environ, "WORLD_SIZE")
+    return None if rank is None or size is None else (rank, size, number_of(environ, "LOCAL_RANK"))
 
 
 def _ranks_on_node(environ: Environ) -> int | None:
-    return int(environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in environ else None
+    return number_of(environ, "LOCAL_WORLD_SIZE")
 
 
 def _rendezvous(environ: Environ) -> str:
@@ -37,7 +36,7 @@ TORCHRUN = Launcher(
     ranks=ranks_of,
     ranks_on_node=_ranks_on_node,
     rendezvous=_rendezvous,
-    node=lambda environ: next((int(environ[name]) for name in NODE_NUMBERS if name in environ), None),
+    node=lambda environ: next((told for name in NODE_NUMBERS if (told := number_of(environ, name)) is not None), None),
     peer=lambda environ: "",
     variables=(
         "RANK", "LOCAL_RANK", *NODE_NUMBERS, "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",

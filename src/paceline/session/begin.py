@@ -39,7 +39,7 @@ def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False, is_
         )
     if devices > 1 and not is_script:
         raise ConfigError(
-            f"a Run over {devices} devices cannot start from a notebook, a prompt or another's child",
+            f"a Run over {devices} devices cannot start from a notebook, a prompt, a thread or another's child",
             "its loop would have to run in every process, and only a script can be started again",
             "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
         )

@@ -62,7 +62,8 @@ def _failure(outcome: Outcome, run_dir: Path) -> PacelineError:
     if outcome.error is None:
         unknown = {"what": f"the run in {run_dir} failed", "because": f"exit code {code}", "try": "see its report.html"}
         return as_error({**unknown, "exit_code": code})
-    print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
+    if not outcome.is_printed:
+        print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
     what = str(outcome.error["what"])
     if "rank" in outcome.error:
         what = of_rank(what, outcome.error["rank"], bool(outcome.error.get("names_ranks")))

@@ -13,6 +13,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -222,11 +223,15 @@ def _refuse_batch(batch: object) -> None:
 
 
 def is_script() -> bool:
-    """Return whether this process runs a script, which can be started again. A child of multiprocessing does not."""
+    """Return whether this process runs a script, which can be started again. A child of multiprocessing does not.
+
+    Nor does another thread than the main one: the end of the run would end that thread and not the process, and the
+    program may be a worker of somebody's, as Ray's, which has its task from elsewhere.
+    """
     import __main__
 
-    is_child = multiprocessing.parent_process() is not None
-    return Path(getattr(__main__, "__file__", "")).is_file() and not sys.flags.interactive and not is_child
+    is_another = multiprocessing.parent_process() is not None or threading.current_thread() != threading.main_thread()
+    return Path(getattr(__main__, "__file__", "")).is_file() and not sys.flags.interactive and not is_another
 
 
 def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) -> None:

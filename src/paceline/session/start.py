@@ -63,7 +63,8 @@ def train(spec: Spec, say: Say = say_line, standby: Standby | None = None) -> in
     stderr and in the report.
     """
     outcome = trained(spec, say, standby)
-    explain(outcome)
+    if not outcome.is_printed:
+        explain(outcome)
     return outcome.exit_code
 
 
@@ -79,7 +80,7 @@ def trained(spec: Spec, say: Say = say_line, standby: Standby | None = None) -> 
             return _train_alone(spec, run_dir, say, is_over, standby)
     from paceline.session.nodes.among import train_among_others
 
-    return Outcome(train_among_others(spec, place, say))
+    return train_among_others(spec, place, say)
 
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None], first: Standby | None) -> Outcome:

@@ -29,6 +29,7 @@ class Outcome:
 
     exit_code: int
     error: dict[str, object] | None = None
+    is_printed: bool = False  # whether another process prints the error
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.cluster.machine import visible_gpus
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import ConfigError, PacelineError, Requeue
 from paceline.lock import holder_here
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
@@ -33,6 +33,7 @@ from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting,
 from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
 from paceline.supervise.told.typed import typed_command
+from paceline.units import plural
 
 Say = Callable[[str], None]
 COORDINATOR = "paceline.session.nodes.coordinate"
@@ -51,10 +52,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class Attended:
-    """How a run has ended for a node: with which exit code, and by which error where no rank has said it."""
+    """How a run has ended for a node: with which exit code, by which error where no rank has said it, and by which
+    error at all, as its coordinator tells."""
 
     exit_code: int
     error: Mapping[str, object] | None = None
+    told: Mapping[str, object] | None = None
 
 
 @printed_aside()
@@ -66,6 +69,7 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
     """
     nodes = spec.run.nodes
     nodes.check()
+    devices = devices_here(spec)
     (end_with_launcher if seat is not None else end_with_step)(os.environ)
     seat = seat or Seat()
     name_process(f"paceline-node-{nodes.node}")
@@ -74,11 +78,11 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
         path = hand_over(spec, folder)
         words = list(script) or ["-m", WORKER, str(path)]
         start = starter_of(words, dict(os.environ), spec, say)
-        agent = Agent(folder, start, nodes.node, devices_here(spec), os.environ, seat.environ)
+        agent = Agent(folder, start, nodes.node, devices, os.environ, seat.environ)
         flag = forward_signals(agent.send)
         attendance = Attendance(spec, agent, path, say, seat.per_machine, script)
         try:
-            return Attended(attendance.run(), agent.error)
+            return Attended(attendance.run(), agent.error, agent.told)
         finally:
             agent.close()
             attendance.close()
@@ -86,11 +90,21 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
 
 
 def devices_here(spec: Spec) -> int:
-    """Return how many devices this node has for the run."""
-    if spec.run.nodes.devices:
-        return spec.run.nodes.devices
-    if spec.cluster.devices:
-        return max(1, spec.cluster.devices // spec.run.nodes.count)
+    """Return how many devices this node has for the run.
+
+    Raises ConfigError where the devices of the cluster cannot be shared out evenly among its nodes.
+    """
+    nodes, devices = spec.run.nodes, spec.cluster.devices
+    if nodes.devices:
+        return nodes.devices
+    if devices % nodes.count:
+        raise ConfigError(
+            f"cluster.devices = {devices} on {plural(nodes.count, 'node')}",
+            "each node has its part of them, and nodes are alike",
+            f"cluster.devices = {nodes.count * max(1, devices // nodes.count)}, or leave it unset",
+        )
+    if devices:
+        return devices // nodes.count
     return len(visible_gpus()) if spec.cluster.device in ("auto", "cuda") and visible_gpus() else 1
 
 

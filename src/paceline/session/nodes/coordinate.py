@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import signal
 import socket
@@ -133,7 +134,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int, go
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
     taken, most = _taken_over(fleet, gone), fleet.per_node * spec.run.nodes.count
-    per_node = fleet.per_node * (per_machine or 1)
+    per_node = fleet.devices_of_machine(per_machine)
     if taken is not None:
         lock.continue_from(taken.number)
     judged = _counted(fleet, spec.run.recovery, reached_by(lock.run_dir), taken)
@@ -191,7 +192,10 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     """Return the plan for the nodes that are there."""
     devices = fleet.devices() or 0
     if len(fleet.members) == spec.run.nodes.count:
-        cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=per_node)
+        here = math.gcd(devices, per_node)  # machines that differ, as by tasks of Slurm's, count as smaller ones
+        if here < per_node and not spec.cluster.groups:
+            say(f"nodes    planned as machines of {plural(here, 'device')}: {devices} are no whole ones of {per_node}")
+        cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=here)
         return plan_task(spec if spec.cluster.groups else dataclasses.replace(spec, cluster=cluster), say=say)
     say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {plural(devices, 'device')}")
     if devices < spec.run.recovery.min_devices:

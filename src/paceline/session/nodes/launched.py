@@ -7,6 +7,7 @@ ends nothing as long as we go on. With `run.nodes.count` as many as there are pr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, RunInUse
-from paceline.launch.here import node_here, peer_here
+from paceline.launch.here import are_all_here, meeting_host, node_here, peer_here
 from paceline.launch.launcher import Environ
 from paceline.lock import take
 from paceline.patience import Patience
@@ -116,22 +117,27 @@ def _has_groups() -> bool:
 def _reached(environ: Mapping[str, str], place: Place) -> str:
     """Return the address at which the processes of other machines reach rank 0's, as far as this process can tell.
 
-    A host's own name often leads to its loopback on the host itself. Then the way to another machine of the run tells,
-    or the way out, or where neither is there (a cluster that has no way out) the first interface that is no loopback.
-    Only rank 0 is asked: others read where to meet. Raises ConfigError where this machine has no such address.
+    A host's own name often leads to its loopback on the host itself, to an address in front of it (of a service, of a
+    gateway), or nowhere yet, as that of a pod which is not said to be ready. Then the way to another machine of the run
+    tells, or the way out, or where neither is there (a cluster that has no way out) the first interface that is no
+    loopback. Only rank 0 is asked: others read where to meet. Raises ConfigError where there is no such address.
     """
-    host = environ.get("MASTER_ADDR") or place.rendezvous.partition("://")[2].rpartition(":")[0]
+    host = meeting_host(environ, place.rendezvous)
     if place.rank != 0:
         return host
-    if place.world_size <= place.ranks_on_node:
+    if are_all_here(environ, place):
         return LOOPBACK
-    found = [address for address in _known(host) if not _is_loopback(address)]
+    found = list[str]()
+    with contextlib.suppress(ConfigError):
+        found += [address for address in _known(host) if not _is_loopback(address) and _may_be_own(address)]
     towards = peer_here(environ)
     found += [own for far in (towards, FAR_AWAY) if far and (own := address_towards(far)) and not _is_loopback(own)]
     found += [address for address in addresses_here() if not _is_loopback(address)]
+    if not found and place.world_size <= place.ranks_on_node:  # nobody tells of another machine
+        return LOOPBACK
     if not found:
         raise ConfigError(
-            f"this machine has no address that other machines reach: '{host}' leads to its loopback",
+            f"this machine has no address that other machines reach: '{host}' leads to its loopback, or nowhere",
             f"{place.world_size} processes were started, {place.ranks_on_node} of them here",
             "--rendezvous HOST:PORT with an address of the machine of rank 0",
         )
@@ -140,6 +146,12 @@ def _reached(environ: Mapping[str, str], place: Place) -> str:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _may_be_own(address: str) -> bool:
+    """Return whether an address is one of this machine's, or nothing tells: those of IPv6 are not listed."""
+    own = addresses_here()
+    return ":" in address or not own or address in own
 
 
 def _known(host: str) -> list[str]:

@@ -56,6 +56,7 @@ class Agent:
         """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator."""
         self._seat = seat or {}
         self.error: Mapping[str, object] | None = None  # by which the run has ended, where no rank was ever here
+        self.told: Mapping[str, object] | None = None  # and wherever the ranks were
         self.folder, self.node, self.devices = folder, node, devices
         self._starter, self._environ, self._control = starter, environ, Control(folder)
         self._pieces = PiecesFolder(node)
@@ -111,7 +112,8 @@ class Agent:
         while True:
             for message in link.taken(LOOK_SECONDS):
                 if "end" in message:
-                    self.error = message.get("error") if not self._generation else None
+                    self.told = message.get("error")
+                    self.error = self.told if not self._generation else None
                     return int(message["end"])
                 self._do(message, link)
             if link.is_lost:  # after a look at what has come: this process may have been busy

@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,17 @@ class Fleet:
     def per_node(self) -> int:
         """The devices of each node that are used: as many as the least of them has."""
         return min((member.devices for member in self.members.values()), default=0)
+
+    def devices_of_machine(self, told: int) -> int:
+        """Return how many devices a machine has, of which `told` nodes are one machine, 0 where each is one.
+
+        Where all nodes are there, no machine has more of them than have come from one address: a launcher may tell
+        nothing of machines, and then all count as those of one.
+        """
+        if len(self.members) < self._spec.count:
+            return self.per_node * max(1, told)
+        most = max(Counter(member.host for member in self.members.values()).values(), default=1)
+        return self.per_node * max(1, min(told, most))
 
     def devices(self) -> int | None:
         """Return how many devices are there now."""
