@@ -355,6 +355,19 @@ def test_fingerprints_follow_the_content() -> None:
     assert MapSource(Noisy(), 1).fingerprint == MapSource(Noisy(), 1).fingerprint
 
 
+class OwnBatch:
+    """A batch of a class that says nothing of what it holds."""
+
+    def __init__(self, rows: list[torch.Tensor]) -> None:
+        self.rows = torch.stack(rows)
+
+
+def test_batches_of_a_class_of_ones_own_have_the_fingerprint_of_what_they_hold() -> None:
+    sets = [torch.arange(9.0) + offset for offset in (0, 0, 1)]
+    one, same, other = (MapSource(each, 1, OwnBatch).fingerprint for each in sets)
+    assert one == same != other
+
+
 def test_objects_and_pairs() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
     train, validation = open_sources((data, data), 1)

@@ -257,7 +257,10 @@ def _takes_ids(collate: Collate) -> bool:
 
 
 def _content(batch: object) -> Iterator[bytes]:
-    """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text."""
+    """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text.
+
+    An object whose text says nothing but where it lies in memory stands for what it holds.
+    """
     if isinstance(batch, torch.Tensor):
         yield f"{batch.dtype} {tuple(batch.shape)}".encode()
         flat = batch.detach().cpu().reshape(-1).contiguous()
@@ -269,6 +272,9 @@ def _content(batch: object) -> Iterator[bytes]:
     elif isinstance(batch, (list, tuple)):
         for part in batch:
             yield from _content(part)
+    elif type(batch).__repr__ is object.__repr__ and type(batch).__str__ is object.__str__:
+        yield type(batch).__qualname__.encode()
+        yield from _content(getattr(batch, "__dict__", {}))
     else:
         yield str(batch).encode()
 
