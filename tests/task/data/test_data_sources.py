@@ -359,7 +359,7 @@ class OwnBatch:
     """A batch of a class that says nothing of what it holds."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
-        self.rows = torch.stack(rows)
+        self.rows, self.whole = torch.stack(rows), self
 
 
 def test_batches_of_a_class_of_ones_own_have_the_fingerprint_of_what_they_hold() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,3 +72,18 @@ def test_a_copy_that_is_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     done = prepare_remote(data, url, part_bytes=PART)
     assert set(content(url)) >= {"shards.json", *(shard.file for shard in done.index.splits["train"])}
     assert not list((tmp_path / "cache" / "prepared").iterdir())
+
+
+def test_a_shard_of_an_earlier_preparation_that_is_as_long_is_written_over(tmp_path: Path) -> None:
+    url, memory = "memory://left/here", fsspec.filesystem("memory")
+    earlier, data = (
+        replace(write(tmp_path / f"{first}.jsonl", first), validation_fraction=0.0) for first in (100, 200)
+    )
+    prepare_remote(earlier, url)
+    memory.rm("/left/here/shards.json")  # as if that had not come to its end
+    near = prepare(data, tmp_path / "out")
+    assert {name: len(each) for name, each in content(url).items()}.items() <= {
+        path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()
+    }.items(), "they are as long"
+    assert prepare_remote(data, url).index.fingerprint == near.index.fingerprint
+    assert content(url) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}

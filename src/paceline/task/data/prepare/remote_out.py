@@ -16,6 +16,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.prepare import PreparedShards, SaysProgress, prepare
 from paceline.task.data.sources.cache import cache_root
 from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER
+from paceline.task.data.sources.shards.layout import HEADER
 from paceline.task.data.storage.bytes import beside
 from paceline.task.data.storage.remote import RemoteFiles
 
@@ -59,9 +60,18 @@ def _copy(folder: Path, files: RemoteFiles, url: str, progress: SaysProgress) ->
         there = {file.name: file.size for file in files.below()}
         for path in (*shards, *last):
             size = path.stat().st_size
-            if path in last or there.get(path.name) != size:
+            if path in last or there.get(path.name) != size or not _begins_alike(files, beside(url, path.name), path):
                 files.write(beside(url, path.name), path)
             done += size
             progress("copying", min(1.0, done / whole))
     except DataError as error:
         raise StorageError(f"{url} cannot be written", error.because, error.try_) from error
+
+
+def _begins_alike(files: RemoteFiles, url: str, path: Path) -> bool:
+    """Return whether a remote shard has the header of a local one: it holds a checksum of all checksums of the tokens.
+
+    One of other documents may be as long: an earlier preparation has left it.
+    """
+    with path.open("rb") as stream:
+        return files.read(url, 0, HEADER.size) == stream.read(HEADER.size)

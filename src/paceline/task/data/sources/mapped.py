@@ -256,10 +256,11 @@ def _takes_ids(collate: Collate) -> bool:
     return len(found) > 1 and found[1].default is inspect.Parameter.empty
 
 
-def _content(batch: object) -> Iterator[bytes]:
+def _content(batch: object, within: tuple[object, ...] = ()) -> Iterator[bytes]:
     """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text.
 
-    An object whose text says nothing but where it lies in memory stands for what it holds.
+    An object whose text says nothing but where it lies in memory stands for what it holds, but for those `within` which
+    it lies.
     """
     if isinstance(batch, torch.Tensor):
         yield f"{batch.dtype} {tuple(batch.shape)}".encode()
@@ -268,13 +269,14 @@ def _content(batch: object) -> Iterator[bytes]:
     elif isinstance(batch, Mapping):
         for name in batch:
             yield str(name).encode()
-            yield from _content(batch[name])
+            yield from _content(batch[name], within)
     elif isinstance(batch, (list, tuple)):
         for part in batch:
-            yield from _content(part)
+            yield from _content(part, within)
     elif type(batch).__repr__ is object.__repr__ and type(batch).__str__ is object.__str__:
         yield type(batch).__qualname__.encode()
-        yield from _content(getattr(batch, "__dict__", {}))
+        if not any(batch is each for each in within):
+            yield from _content(getattr(batch, "__dict__", {}), (*within, batch))
     else:
         yield str(batch).encode()
 
