@@ -26,11 +26,11 @@ from paceline.spec.forecast import Z80, Z95, Estimate, Kind, Term
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-# The same of a probed machine's measured terms: what the last four grids of layouts missed, of AMD and Intel machines,
-# each with the formulas and the probe of its hour (benchmarks/grid/calibrate.py, 2026-11-30). Of a grid that is left
-# out the others' intervals hold 65 to 96 %, 78 in the mean: most of the one whose probe took collectives as medians of
-# batches, as all do since. All of them are of CPUs.
-PROBED_ERROR = {"computing": 0.12, "communicating": 0.21}
+# The same of a probed machine's measured terms: what five grids of layouts missed, of AMD and Intel machines, each with
+# the formulas of its hour (benchmarks/grid/calibrate.py, 2026-11-29). Of a grid that is left out the others' intervals
+# hold 75 to 85 %. Grids of before the afternoon of 2026-11-25 are not among them: their probes timed one thread by the
+# processor's time, and took the faster of two passes for collectives too. All of them are of CPUs.
+PROBED_ERROR = {"computing": 0.13, "communicating": 0.27}
 PROBED_TAIL = 1.5  # half-widths of 95 % over those of 80 %, on those grids
 ASSUMED = "assumed"  # what of a machine is not measured errs together: a core that is faster is so in everything
 COMMUNICATING: tuple[Kind, ...] = ("collectives", "sends")
