@@ -276,7 +276,8 @@ def test_a_slow_disk_is_waited_for_where_training_waits_in_any_case(tmp_path: Pa
     assert sorted(values_of(tmp_path / "slow")) == [2, 4, 6, 8] and not records(tmp_path / "slow", "fault")
     assert records(tmp_path / "slow", "checkpoint")[1]["seconds"] > 1.0
     run_ranks(_slow, ranks, str(tmp_path / "as_if_it_hung"), 2**40)
-    assert "the checkpoint of step 4 is not written after" in records(tmp_path / "as_if_it_hung", "fault")[0]["what"]
+    told = [each["what"] for each in records(tmp_path / "as_if_it_hung", "fault")]  # on a loaded machine of step 2 too
+    assert any("the checkpoint of step 4 is not written after" in what for what in told), told
 
 
 def _noticed(folder: str, good: bool) -> tuple[str, float]:
