@@ -351,6 +351,29 @@ def test_what_a_new_rank_does_between_steps_that_survivors_make_again_is_joined_
     assert joined == ["", "", EVALUATE, ""], "it says that it waits, and again after what it has joined"
 
 
+def test_a_call_after_the_step_is_not_joined_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer comes to the step and makes its next call between two looks of who waits for it."""
+    monkeypatch.setattr(roll_call, "LOOK_SECONDS", 1e6)  # the looks are those of who waits
+    looks = list[str]()
+
+    class ComesBetweenLooks(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            looks.extend(keys)
+            found = super().check(keys)
+            if looks == keys:  # after the first look, whichever it is
+                came.come_to_step(4, {})
+                came._try(lambda store: came._leave_word(store, 1, [EVALUATE, 5, 1]))
+            return found
+
+    store = ComesBetweenLooks()
+    stayed, came = RollCall(0, 2, store, is_reformed=True), RollCall(1, 2, store, is_reformed=True)
+    joined = list[str]()
+    stayed.come_to_step(4, {EVALUATE: lambda: joined.append(EVALUATE)})
+    assert joined == [] and len(looks) > 3
+    for each in (stayed, came):
+        each.stop()
+
+
 @pytest.mark.parametrize("has_completed", [True, False])
 def test_who_waits_for_a_step_is_told_of_a_rank_that_has_left(make: Make, has_completed: bool) -> None:
     """A loop that the others have left by themselves: the collectives of the step hear of that, and say it."""

@@ -148,10 +148,11 @@ class RollCall:
 
     def _open_call(self, store: dist.Store, all_come: str) -> str | None:
         """Return the call that a peer waits in, "" where none does; None once all have come, or one has left."""
+        word = f"{self._key(self._met + 1)}/word"
+        is_called = store.check([word])  # asked first: once all have come, a word is of a later step
         if self._is_told() or store.check([all_come]) or store.check([self._left]):
             return None
-        word = f"{self._key(self._met + 1)}/word"
-        return str(json.loads(store.get(word))[0]) if store.check([word]) else ""
+        return str(json.loads(store.get(word))[0]) if is_called else ""
 
     def _leave_word(self, store: dist.Store, number: int, mine: list[object]) -> int:
         """Leave word of this rank's call, where it is the first, and return how many have come to it by now."""
