@@ -36,11 +36,11 @@ from paceline.spec.survive.phases import PHASES
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.task import Task
 from paceline.supervise.again.elastic import Elastic
-from paceline.supervise.again.fallen import Fallen, TakenOver
+from paceline.supervise.again.fallen import Fallen, TakenOver, moments_of
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
-from paceline.supervise.blame import Outcome
+from paceline.supervise.blame import Outcome, errors_told
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link
@@ -107,9 +107,15 @@ def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatc
     ends[3].send({"ended": 2, "code": 7})
     wait_until(lambda: crew.look() or bool(crew.endings))
     assert {rank: each.code for rank, each in crew.endings.items()} == {3 * EACH + 1: 7}
+    heard_at = fleet.members[5].link.heard_at
     ends[5].end.close()
     wait_until(lambda: crew.look() or len(crew.endings) == 1 + EACH)
     assert set(crew.endings) == {3 * EACH + 1, *range(5 * EACH, 6 * EACH)}, "a node that is gone is lost with its ranks"
+    (told,) = errors_told(fleet._world)
+    its = [each for each in crew.ended() if each.rank >= 5 * EACH]
+    assert told.time < heard_at == moments_of(its, Outcome(1, dict(told.words)))["fault"], (
+        "though it is the first error"
+    )
 
 
 def test_nodes_from_different_addresses_are_on_different_machines(fleet: Any) -> None:

@@ -19,6 +19,7 @@ from paceline.supervise.memory_kills import why_killed
 ERROR_GLOB = "error-*.json"
 UNFINISHED = ".part"
 EARLY_CODE = 1
+WELL_UNTIL = "well_until"  # in an error, where ranks were well for longer than its place in the order of errors says
 LEFT_NO_ERROR = "it left no error: something called exit in it"
 TRY_LEFT = "look for exit calls in the task's own code and its libraries"
 

@@ -9,7 +9,7 @@ from paceline.errors import of_rank
 from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.plan import Plan
 from paceline.supervise.again.machines import Stander
-from paceline.supervise.blame import Ending, Outcome
+from paceline.supervise.blame import WELL_UNTIL, Ending, Outcome
 from paceline.supervise.groups import Process
 from paceline.supervise.ranks_lost import RanksLost
 from paceline.supervise.told.generation import JudgedSoFar
@@ -55,7 +55,8 @@ def moments_of(endings: list[Ending], outcome: Outcome) -> dict[str, float]:
     A rank that hung, or whose node fell silent, was well until then, however long it took to end it.
     """
     failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
-    told = (outcome.error or {}).get("time")
+    error = outcome.error or {}
+    told = error.get(WELL_UNTIL, error.get("time"))
     since = [told] if isinstance(told, float) else []
     return {
         "fault": min([*(ending.after for ending in failed), *since]),

@@ -25,7 +25,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.fallen import TakenOver
 from paceline.supervise.again.machines import seats_of
-from paceline.supervise.blame import Outcome, leave_if_there_is_room, ranks_text
+from paceline.supervise.blame import WELL_UNTIL, Outcome, leave_if_there_is_room, ranks_text
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -201,8 +201,9 @@ class Fleet:
                 exit_code=128 - KILLED,
             ).naming_ranks()
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
-            moment = member.link.heard_at - SEEN_SECONDS
-            leave_if_there_is_room(self._world, min(lost), died.as_dict(), moment, say=self._say)
+            heard_at = member.link.heard_at
+            told = {**died.as_dict(), WELL_UNTIL: heard_at}
+            leave_if_there_is_room(self._world, min(lost), told, heard_at - SEEN_SECONDS, say=self._say)
         for far in member.processes.values():
             far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
         self._links.drop(member)
