@@ -34,7 +34,8 @@ from paceline.task.models.held import buffers_kept
 from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
-from paceline.verify.compare.whole_batch import cuts, whole_batch
+from paceline.verify.compare.pieces import cuts
+from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.compare.work import CALL, FLOP, NUMBER, WorkSeen
 from paceline.verify.low.low import low
 from paceline.verify.process.start import exact_plan
@@ -270,7 +271,7 @@ def test_work_is_counted_by_hand() -> None:
 
 def test_a_large_model_has_few_rows_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
-    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-6)
+    monkeypatch.setattr(sys.modules[whole_batch.__module__], "MANY_SECONDS", 1e-6)
     assert checked(task).equal
 
 
@@ -355,10 +356,10 @@ def test_a_coupling_that_sleeps_at_the_first_weights_is_found(model: Any, object
 
 
 def test_later_weights_of_a_large_program_are_looked_at_where_some_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[cuts.__module__], "MANY_SECONDS", 1e-6)
+    monkeypatch.setattr(sys.modules[whole_batch.__module__], "MANY_SECONDS", 1e-6)
     assert not checked(task_of(functools.partial(BehindZeros, 0), summed)).equal
     assert not checked(task_of(FromItsReference, above_the_mean)).equal, "its floor has not been reached"
-    monkeypatch.setattr(sys.modules[cuts.__module__], "FAR_SECONDS", 1e-6)
+    monkeypatch.setattr(sys.modules[whole_batch.__module__], "FAR_SECONDS", 1e-6)
     found = checked(task_of(FromItsReference, above_the_mean))
     assert found.equal, "no gradient of it is zero: a larger look"
     assert len(found.not_tried) == 1 and "(clamp never acted)" in found.not_tried[0]

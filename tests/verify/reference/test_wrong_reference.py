@@ -61,11 +61,11 @@ def wrong_whole_batch() -> Callable[..., Any]:
     return numbers
 
 
-RIGHT_STEPS, RIGHT_STORY, RIGHT_NUMBERS = comparison.reference_steps, whole_run.unbroken, cutting._numbers
+RIGHT_STEPS, RIGHT_STORY, RIGHT_NUMBERS = comparison.reference_steps, whole_run.unbroken, cutting.numbers_of
 CHECKS: dict[str, tuple[Any, str, Callable[[], Any], Callable[..., CheckProof]]] = {
     "steps": (comparison, "reference_steps", lambda: wrong_steps, comparison.compare),
     "story": (whole_run, "unbroken", lambda: wrong_story, whole_run.story),
-    "whole batch": (cutting, "_numbers", wrong_whole_batch, cutting.whole_batch),
+    "whole batch": (cutting, "numbers_of", wrong_whole_batch, cutting.whole_batch),
 }
 
 

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import nn
 
 from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
-from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
+from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.process.world import World
@@ -31,15 +30,25 @@ from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
-from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
-from paceline.verify.compare.difference import Difference, reach_of, wide
+from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.in_a_group import has_evaluations, own_metrics
-from paceline.verify.compare.tolerance import FLOOR, tolerance
+from paceline.verify.compare.pieces import (
+    OneDevice,
+    PiecesDifference,
+    PiecesNumbers,
+    cuts,
+    differences_of,
+    growing,
+    not_finite,
+    numbers_of,
+    one_device,
+    read_at,
+)
+from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.compare.whole_evaluation import Evaluation, evaluation_apart
 from paceline.verify.compare.work import WorkSeen
 from paceline.verify.reached.ahead import FAR_WALKS, Walk, sleeps, walk
@@ -53,14 +62,12 @@ from paceline.verify.reached.causes import (
     TAKES_GRADIENTS,
 )
 from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
-from paceline.verify.reached.remembered import AsItWas, Remembered
+from paceline.verify.reached.remembered import AsItWas
 from paceline.verify.reached.thresholds import ThresholdsSeen
-from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.reference.plain_documents import placed_plainly
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
-MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 # A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
 # experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
 MANY_ROWS = 64
@@ -76,38 +83,11 @@ PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in 
 
 
 @dataclass(frozen=True)
-class _OneDevice:
-    """The model of one device, and the random numbers of its samples."""
-
-    model: nn.Module
-    randomness: SampleRandomness
-    remembered: Remembered  # what it had before it was called
-
-    @property
-    def looked(self) -> Survey:
-        """What is known of its random numbers: another model of the program need not be called for it."""
-        return self.randomness.survey
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """What one way to cut the batch gives, per item."""
-
-    sizes: tuple[int, ...]
-    loss: float
-    magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
-    gradients: dict[str, torch.Tensor]
-    reach: float  # what the loss counts as at least
-    moved: tuple[str, ...]  # names of the buffers that the passes have moved
-    takes_gradients: bool = False  # whether the objective changed gradients by itself
-
-
-@dataclass(frozen=True)
 class _Look:
     """Some rows in one piece and in several, on the weights of the start, or on those of a few steps later."""
 
-    whole: _Numbers
-    others: list[_Numbers]
+    whole: PiecesNumbers
+    others: list[PiecesNumbers]
     way: Walk | None = None  # from the weights of the start to these
     kept: tuple[str, ...] = ()  # what calls change, where each cut was of a program that had not been called
 
@@ -142,20 +122,20 @@ class _FoundInFormat:
 
 def _held(asked: Asked, turns: Sequence[Turn], every_uncalled: Sequence[AsItWas]) -> _FoundInFormat:
     began, precision = time.perf_counter(), asked.plan.precision
-    program = _program(asked, turns)
+    program = one_device(asked, turns)
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
-    first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(_read)
+    first, rounding, relative, seen = None, None, 0.0, ThresholdsSeen(read_at)
     for turn, uncalled in () if left_out else zip(turns, every_uncalled, strict=True):
         try:
             with seen:
-                whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
+                whole, *others = (numbers_of(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
         except Exception as error:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
         looks = _looks(asked, program, turn, _Look(whole, others), seen)
         for look in itertools.chain(looks, _uncalled(asked, program, turn, uncalled)):
-            found = [(difference, other) for other in look.others for difference in _differences(look.whole, other)]
+            found = [(difference, other) for other in look.others for difference in differences_of(look.whole, other)]
             relative = max(relative, *(difference.relative for difference, _ in found))
             wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
             wrong, explained, itself = _beyond_rounding(wrong, asked, program, turn, uncalled, look)
@@ -180,7 +160,7 @@ def _held(asked: Asked, turns: Sequence[Turn], every_uncalled: Sequence[AsItWas]
     return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
+def _looks(asked: Asked, program: OneDevice, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
     """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had.
 
     Of a program with thresholds of its own, looks at weights far from the start follow: what a piece of few rows does
@@ -190,7 +170,7 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
     batch, few = asked.task.global_batch, asked.plan.batch_samples
     wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
     with WorkSeen() as seen:
-        _numbers(asked, program, turn, (few,))
+        numbers_of(asked, program, turn, (few,))
     rows = max(few, min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9))))
     if rows > few and (larger := _in_growing_pieces(asked, program, turn, rows, sides)):
         yield larger
@@ -201,7 +181,7 @@ def _looks(asked: Asked, program: _OneDevice, turn: Turn, first: _Look, sides: T
             yield from _later(asked, turn, rows, way, sides)
 
 
-def _uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas) -> Iterator[_Look]:
+def _uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas) -> Iterator[_Look]:
     """Yield the look at a few rows whose cuts are each of a program that nobody has called, where calls leave anything.
 
     `was` is what the turn's objective held before it was called.
@@ -213,11 +193,11 @@ def _uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas) -> Iter
         whole, other = (_numbers_anew(asked, known, turn, was, sizes) for sizes in ((few,), growing(few)))
     except Exception:  # whatever a program says that wants to be called before
         return
-    if not _not_finite(whole):
+    if not not_finite(whole):
         yield _Look(whole, [other], kept=kept)
 
 
-def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas, look: _Look, cut: _Numbers) -> _Look:
+def _of_uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas, look: _Look, cut: PiecesNumbers) -> _Look:
     """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
     kept = known.remembered.changed()
     if not kept or look.way is not None:
@@ -226,85 +206,85 @@ def _of_uncalled(asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas, look
         whole, other = (_numbers_anew(asked, known, turn, was, each.sizes) for each in (look.whole, cut))
     except Exception:  # whatever a program says that wants to be called before
         return look
-    is_sum = all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
+    is_sum = all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in differences_of(whole, other))
     return dataclasses.replace(look, kept=kept) if is_sum else look
 
 
 def _numbers_anew(
-    asked: Asked, known: _OneDevice, turn: Turn, was: AsItWas, sizes: tuple[int, ...], move: Move | None = None
-) -> _Numbers:
+    asked: Asked, known: OneDevice, turn: Turn, was: AsItWas, sizes: tuple[int, ...], move: Move | None = None
+) -> PiecesNumbers:
     """Return what a program gives that is made for this cut, of whose random numbers all is known."""
     with was.again():
-        return _numbers(asked, _program(asked, [turn], move, known.looked), turn, sizes)
+        return numbers_of(asked, one_device(asked, [turn], move, known.looked), turn, sizes)
 
 
 def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen) -> Iterator[_Look]:
     """Yield the look at so many rows on the weights to which `way` leads, where it can be had."""
-    walked = _walked(asked, _program(asked, [turn]), turn, way)
+    walked = _walked(asked, one_device(asked, [turn]), turn, way)
     if walked is not None and (later := _in_growing_pieces(asked, walked, turn, rows, sides)):
         yield dataclasses.replace(later, way=way)
 
 
-def _in_growing_pieces(asked: Asked, program: _OneDevice, turn: Turn, rows: int, sides: ThresholdsSeen) -> _Look | None:
+def _in_growing_pieces(asked: Asked, program: OneDevice, turn: Turn, rows: int, sides: ThresholdsSeen) -> _Look | None:
     """Return what so many rows give in one piece and in growing ones; None where they give no numbers.
 
     A program that fails on so many says nothing here: ranks give it fewer.
     """
     try:
         with sides:
-            whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
+            whole, other = (numbers_of(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
     except Exception:  # whatever a program says to more rows, or to other weights, than it is given
         return None
-    return _Look(whole, [other]) if not _not_finite(whole) else None
+    return _Look(whole, [other]) if not not_finite(whole) else None
 
 
-def _walked(asked: Asked, program: _OneDevice, turn: Turn, way: Walk) -> _OneDevice | None:
+def _walked(asked: Asked, program: OneDevice, turn: Turn, way: Walk) -> OneDevice | None:
     """Return the program with the weights of later steps, None where it fails on its way."""
     try:
-        walk(program.model, lambda: _numbers(asked, program, turn, (asked.plan.batch_samples,)).gradients, way)
+        walk(program.model, lambda: numbers_of(asked, program, turn, (asked.plan.batch_samples,)).gradients, way)
     except Exception:  # whatever a program says to other weights than its first
         return None
     return program
 
 
-def _moving(asked: Asked, turn: Turn, look: _Look, cut: _Numbers) -> tuple[str, ...]:
+def _moving(asked: Asked, turn: Turn, look: _Look, cut: PiecesNumbers) -> tuple[str, ...]:
     """Return the names of the buffers that calls of the model move, where the loss is a sum over rows but for them."""
-    program = _program(asked, [turn])
+    program = one_device(asked, [turn])
     if look.way is not None:
         _walked(asked, program, turn, look.way)
-    moved = _numbers(asked, program, turn, look.whole.sizes).moved
+    moved = numbers_of(asked, program, turn, look.whole.sizes).moved
     if not moved:
         return ()
-    whole, others = (_numbers(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
+    whole, others = (numbers_of(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
     most = tolerance(QUANTITY, asked.plan.precision)
-    return moved if all(d.relative <= most for d in _differences(whole, others)) else ()
+    return moved if all(d.relative <= most for d in differences_of(whole, others)) else ()
 
 
-def _is_drawn(asked: Asked, program: _OneDevice, turn: Turn, look: _Look, cut: _Numbers) -> bool:
+def _is_drawn(asked: Asked, program: OneDevice, turn: Turn, look: _Look, cut: PiecesNumbers) -> bool:
     """Return whether a program that draws for samples is a sum over rows where it draws the same for all."""
     if not program.looked.patterns or look.way is not None:
         return False
-    whole, other = (_numbers(asked, program, turn, each.sizes, alike=True) for each in (look.whole, cut))
-    return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in _differences(whole, other))
+    whole, other = (numbers_of(asked, program, turn, each.sizes, alike=True) for each in (look.whole, cut))
+    return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in differences_of(whole, other))
 
 
-def _out_of_proportion(asked: Asked, program: _OneDevice, turn: Turn, whole: _Numbers) -> FirstDifference | None:
+def _out_of_proportion(asked: Asked, program: OneDevice, turn: Turn, whole: PiecesNumbers) -> FirstDifference | None:
     """Return what says that the gradient of a scaled loss is not the scaled gradient, None where it is."""
-    scaled = _numbers(asked, program, turn, whole.sizes, SCALED)
-    found = [d for d in _differences(whole, scaled) if d.relative > PROPORTION]
-    again = _numbers(asked, program, turn, whole.sizes) if found else whole
-    known = [d.name for d in _differences(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
+    scaled = numbers_of(asked, program, turn, whole.sizes, SCALED)
+    found = [d for d in differences_of(whole, scaled) if d.relative > PROPORTION]
+    again = numbers_of(asked, program, turn, whole.sizes) if found else whole
+    known = [d.name for d in differences_of(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
     wrong = [(d, scaled) for d in found if d.name not in known]
     return _first(wrong, _Look(whole, [scaled]), turn, (), is_scaled=True) if wrong else None
 
 
-def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
+def _evaluation_apart(asked: Asked, program: OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
     """Return what says that an evaluation is another one of rows that are cut, None where none is made or it is not."""
     task, source, dtype = asked.task, asked.source, MASTER_DTYPES[asked.plan.precision]
 
     def read(start: int, size: int) -> tuple[contextlib.AbstractContextManager[object], object]:
         positions = np.arange(start, start + size, dtype=np.int64)
-        data = cast_floats(_read(source, task.seed, positions), dtype)
+        data = cast_floats(read_at(source, task.seed, positions), dtype)
         drawn_for = SampleRows(positions, turn.draws_as(1), length_of(data))
         return program.randomness.during(drawn_for), placed_plainly(turn.objective, data)
 
@@ -314,9 +294,9 @@ def _evaluation_apart(asked: Asked, program: _OneDevice, turn: Turn, reach: floa
     return found if found is not None and has_evaluations(task) else None  # data are opened for what is found alone
 
 
-def _require_numbers(whole: _Numbers, turn: Turn) -> None:
+def _require_numbers(whole: PiecesNumbers, turn: Turn) -> None:
     """Raise NumericalStop where the whole batch gives no numbers: no way to cut it says anything then."""
-    if names := _not_finite(whole):
+    if names := not_finite(whole):
         of = f" of {turn.name}" if turn.name else ""
         raise NumericalStop(
             f"step 1: {names[0]}{of} is not finite on one device",
@@ -326,46 +306,29 @@ def _require_numbers(whole: _Numbers, turn: Turn) -> None:
         )
 
 
-def _not_finite(whole: _Numbers) -> list[str]:
-    """Return the names of what has numbers that are not finite."""
-    found = {"loss": torch.tensor(whole.loss), **whole.gradients}
-    return [name for name, tensor in found.items() if not tensor.isfinite().all()]
-
-
-def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None, looked: Survey | None = None) -> _OneDevice:
-    """Return the model of one device, its weights moved where asked, with the random numbers of its samples.
-
-    It is called to learn whose these are, unless that is known.
-    """
-    model, objectives = asked.model(move), [turn.objective for turn in turns]
-    remembered, given = Remembered(model, objectives), (asked.task, asked.plan, asked.source, model, objectives)
-    randomness = reference_randomness(*given, MASTER_DTYPES[asked.plan.precision], looked)
-    return _OneDevice(model, randomness, remembered)
-
-
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]],
+    wrong: list[tuple[PiecesDifference, PiecesNumbers]],
     asked: Asked,
-    known: _OneDevice,
+    known: OneDevice,
     turn: Turn,
     was: AsItWas,
     look: _Look,
-) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
+) -> tuple[list[tuple[PiecesDifference, PiecesNumbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
     The last is how far the whole batch is from itself where it gives other numbers when it is computed once more.
     """
 
-    def computed(made: int, move: Move | None) -> _Numbers:
+    def computed(made: int, move: Move | None) -> PiecesNumbers:
         if look.kept:
             return _numbers_anew(asked, known, turn, was, look.whole.sizes, move)
-        program = _program(asked, [turn], move)
+        program = one_device(asked, [turn], move)
         if look.way is not None:
             _walked(asked, program, turn, look.way)
-        return _numbers(asked, program, turn, look.whole.sizes)
+        return numbers_of(asked, program, turn, look.whole.sizes)
 
-    def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
-        return [_in_the_shape_of_a_layouts(d) for d in _differences(known, ours)]
+    def apart(ours: PiecesNumbers, known: PiecesNumbers) -> list[Difference]:
+        return [_in_the_shape_of_a_layouts(d) for d in differences_of(known, ours)]
 
     again = computed_again(computed, apart, asked.narrowest)
     found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
@@ -386,7 +349,7 @@ def _keeping(sample: int) -> FirstDifference:
     )  # fmt: skip
 
 
-def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
+def _in_the_shape_of_a_layouts(d: PiecesDifference) -> Difference:
     return Difference(QUANTITY, d.name, 1, 0, d.relative, d.ratio, d.cut, d.whole)
 
 
@@ -403,116 +366,8 @@ def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
     return f"the program does not take every number of samples, {randomness.survey.failed}"
 
 
-def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
-    """Return ways to cut so many rows into pieces: in one, in two of every size, and one by one.
-
-    What a program does to a piece of one number of rows alone shows, whatever that number is. What it does where *all*
-    rows of a piece are alike, such as full, it does to every such row that is alone. Of many rows growing pieces, and
-    all but one, stand for all sizes.
-    """
-    pairs: list[tuple[int, ...]] = [(rows - fewer, fewer) for fewer in range(1, rows // 2 + 1)]
-    if rows > MOST_IN_TWO:
-        pairs = [growing(rows), (rows - 1, 1)]
-    return tuple(dict.fromkeys(((rows,), *pairs, (1,) * rows)))
-
-
-def growing(rows: int) -> tuple[int, ...]:
-    """Return pieces of one row, of two, of three, and so on; the last one has what is left."""
-    found: list[int] = []
-    while sum(found) < rows:
-        found.append(min(len(found) + 1, rows - sum(found)))
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Difference:
-    name: str
-    relative: float
-    whole: float  # the element that differs most, or the number
-    cut: float
-    ratio: float
-
-
-def _numbers(
-    asked: Asked,
-    program: _OneDevice,
-    turn: Turn,
-    sizes: tuple[int, ...],
-    scale: float = 1.0,
-    *,
-    still: bool = False,
-    alike: bool = False,
-) -> _Numbers:
-    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
-
-    The loss is scaled before its backward pass, and the gradients back again. With `still` every piece begins with the
-    buffers of the first one; with `alike` random numbers of all samples are those of the first one.
-    """
-    task, source, model = asked.task, asked.source, program.model
-    model.zero_grad(set_to_none=True)
-    loss = weight = magnitude = 0.0
-    start, takes = 0, False
-    before = _versions(model)
-    with buffers_kept(model):
-        for size in sizes:
-            each = buffers_kept(model) if still else contextlib.nullcontext()
-            positions = np.arange(start, start + size, dtype=np.int64)
-            data, held = _read(source, task.seed, positions), _gradients_of(model)
-            drawn_for = np.zeros_like(positions) if alike else positions
-            with each:
-                with program.randomness.during(SampleRows(drawn_for, turn.draws_as(1), length_of(data))):
-                    loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
-                takes = takes or _gradients_of(model) != held
-                (loss_sum * scale).backward()
-            piece = float(loss_sum.detach())
-            loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
-        moved = tuple(name for name, version in _versions(model).items() if version != before.get(name))
-    gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
-    by = weight or 1.0
-    means = {name: grad / (by * scale) for name, grad in gradients.items()}
-    norm = norm_together(means.values())
-    reach = reach_of(norm, (weight for name, weight in model.named_parameters() if name in means))
-    return _Numbers(sizes, loss / by, magnitude / abs(by), means, reach, moved, takes)
-
-
-def _gradients_of(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return which tensor each gradient is, and how often it was changed in place, by the parameter's name."""
-    held = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: (id(gradient), gradient._version) for name, gradient in held.items()}
-
-
-def _read(source: Source, seed: int, positions: np.ndarray) -> Any:
-    """Return the samples at some positions of the data's order."""
-    return source.read(ids_at(source, seed, positions), positions)
-
-
-def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return which tensor each buffer is, and how often it was changed in place, by name."""
-    held = dict(model.named_buffers())
-    return {name: (id(buffer), 0 if buffer.is_inference() else buffer._version) for name, buffer in held.items()}
-
-
-def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
-    """Return how far the cut batch is from the whole one: the loss, then every gradient."""
-    relative = abs(cut.loss - whole.loss) / max(abs(whole.loss), cut.magnitude, whole.reach, 1e-300)
-    found = [_Difference("loss", relative, whole.loss, cut.loss, cut.loss / (whole.loss or 1))]
-    floor = FLOOR * float(torch.stack([g.norm() for g in whole.gradients.values()]).norm()) if whole.gradients else 0.0
-    for name in {**whole.gradients, **cut.gradients}:
-        known = whole.gradients.get(name, cut.gradients.get(name))
-        assert known is not None
-        expected, ours = (wide(one.gradients.get(name, torch.zeros_like(known))) for one in (whole, cut))
-        off = (ours - expected).flatten()
-        if not off.numel():
-            continue
-        at, size = int(off.abs().argmax()), float(expected.norm())
-        relative = float(off.norm()) / max(size, floor, 1e-300)
-        ratio = float(ours.norm()) / size if size else 1.0
-        found.append(_Difference(name, relative, float(expected.flatten()[at]), float(ours.flatten()[at]), ratio))
-    return found
-
-
 def _first(
-    wrong: list[tuple[_Difference, _Numbers]],
+    wrong: list[tuple[PiecesDifference, PiecesNumbers]],
     look: _Look,
     turn: Turn,
     guesses: tuple[str, ...],
