@@ -212,6 +212,67 @@ def test_cgroups_and_visible_devices_limit_the_machine(monkeypatch, tmp_path):
         assert "".join(gpu.name for gpu in machine.visible_gpus()) == expected
 
 
+SMI = """#!/bin/sh
+case "$*" in
+-L) cat <<'LIST'
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa)
+  MIG 3g.40gb     Device  0: (UUID: MIG-cccc)
+  MIG 1g.10gb     Device  1: (UUID: MIG-dddd)
+GPU 1: Tesla T4 (UUID: GPU-bbbb)
+LIST
+;;
+*mig.mode*) WITH_MIG;;
+*uuid*) printf 'NVIDIA A100-SXM4-80GB, 81920, GPU-aaaa\\nTesla T4, 15360, GPU-bbbb\\n';;
+*) exit 2;;
+esac
+"""
+MIG_ROWS = "printf 'NVIDIA A100-SXM4-80GB, 81920, GPU-aaaa, Enabled\\nTesla T4, 15360, GPU-bbbb, [N/A]\\n'"
+A100, T4 = ("NVIDIA A100-SXM4-80GB", 80 * 2**30), ("Tesla T4", 15 * 2**30)
+LARGE, SMALL = (
+    (f"{A100[0]} MIG {name}", int(0.88 * size * 2**30)) for name, size in (("3g.40gb", 40), ("1g.10gb", 10))
+)
+SEEN = {  # of the GPUs of which the first is cut into slices, and is not: what CUDA_VISIBLE_DEVICES leaves
+    None: ([T4], [A100, T4]), "0": ([LARGE], [A100]), "1": ([T4], [T4]), "1,0": ([T4, LARGE], [T4, A100]),
+    "GPU-bbbb": ([T4], [T4]), "GPU-b": ([T4], [T4]), "GPU-x": ([], []), "MIG-dddd": ([SMALL], None), "7": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_gpus_are_those_that_are_named_and_slices_have_their_own_memory(monkeypatch, tmp_path, is_cut):
+    """A name was taken for the first GPU, and a slice for the whole of it."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI.replace("WITH_MIG", MIG_ROWS if is_cut else "exit 2"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for visible, (cut, uncut) in SEEN.items():
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        expected = cut if is_cut else uncut
+        if expected is not None:
+            assert [(gpu.name, gpu.memory_bytes) for gpu in machine.visible_gpus()] == expected, visible
+
+
+def test_a_probe_counts_for_the_gpu_that_it_measured(two_gpus, tmp_path):
+    """One of the host's other GPU was taken: a T4 computed as an A100."""
+    record = {**RECORD, "kind": "cuda", "schema": SCHEMAS["cuda"], "device_name": "NVIDIA H200"}
+    write_probe(record, probe_path("box", "cuda", 2, 0, tmp_path))
+    two_gpus()
+    cluster, _ = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert cluster.date == RECORD["date"] and cluster.device.memory_bytes.source == "measured"
+    two_gpus("Tesla T4")
+    cluster, remarks = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert not cluster.date and any("another GPU (NVIDIA H200)" in remark for remark in remarks)
+
+
+def test_gpus_that_differ_are_told(monkeypatch, two_gpus, tmp_path):
+    two_gpus()
+    gpus = [Gpu("NVIDIA H200", 150 * 10**9), Gpu("Tesla T4", 15 * 10**9)]
+    monkeypatch.setattr(resolve, "visible_gpus", lambda: gpus)
+    cluster, remarks = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert cluster.device.memory_bytes.value == 15 * 10**9 and any("GPUs differ" in remark for remark in remarks)
+
+
 def test_resolving_imports_no_torch():
     code = (
         "import sys; from paceline.cluster.resolve import ClusterSpec, resolve_cluster; resolve_cluster(ClusterSpec());"

@@ -139,14 +139,21 @@ def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks:
         device, links, rails = published_device(entry), published_links(entry, node), node.rails
         price = published_price(entry, spec.price_class, spec.spot, catalog)
         watts, waiting = published_watts(entry), published_watts(entry, busy=0.0)
-    smallest = min(gpu.memory_bytes for gpu in gpus)
-    if smallest:
-        device = dataclasses.replace(device, memory_bytes=Figure(smallest, "measured", "as the driver reports"))
+    smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+    if smallest.memory_bytes:
+        known = ("assumed", "of a slice, from its name") if smallest.is_slice else ("measured", "as the driver reports")
+        device = dataclasses.replace(device, memory_bytes=Figure(smallest.memory_bytes, *known))
+    names = tuple(dict.fromkeys(gpu.name for gpu in gpus))
+    if len(names) > 1:
+        remarks.append(
+            f"this machine's GPUs differ ({', '.join(names)}): all count as the first, with the least memory of any;"
+            " CUDA_VISIBLE_DEVICES chooses those of one kind"
+        )
     cluster = Cluster(
         device, devices, here, links, price, watts, UNKNOWN,
         host=host.name, waiting_watts_per_device=waiting, rails=rails,
     )  # fmt: skip
-    return _with_probe(cluster, host, "cuda", 0, probes, remarks)
+    return _with_probe(cluster, host, "cuda", 0, probes, remarks, names)
 
 
 def _published(spec: ClusterSpec, catalog: Catalog, remarks: list[str]) -> Cluster:
@@ -190,10 +197,19 @@ def is_unprobed(cluster: Cluster) -> bool:
 
 
 def _with_probe(
-    cluster: Cluster, host: Machine, kind: str, threads: int, probes: Path | None, remarks: list[str]
+    cluster: Cluster,
+    host: Machine,
+    kind: str,
+    threads: int,
+    probes: Path | None,
+    remarks: list[str],
+    names: tuple[str, ...] = (),
 ) -> Cluster:
-    """Return the cluster with the figures of this host's stored probe, where there is one."""
-    record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor)
+    """Return the cluster with the figures of this host's stored probe, where there is one.
+
+    A host may have GPUs of several kinds, of which this process sees those of `names`.
+    """
+    record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor, names)
     if record is None:
         remarks.append(
             because
@@ -214,7 +230,10 @@ def _with_probe(
 def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
     """Return the cluster with a probe's figures, tagged as measured, in place of published and assumed ones."""
     links = (_probed_link(cluster.links[0], record), *cluster.links[1:]) if "link" in record else cluster.links
-    return dataclasses.replace(cluster, device=_probed_device(cluster.device, record), links=links, date=record["date"])
+    device = _probed_device(cluster.device, record)
+    if "device_memory_bytes" in record and device.memory_bytes.source in ("assumed", "unknown"):
+        device = dataclasses.replace(device, memory_bytes=_measured(record["device_memory_bytes"], "as torch reports"))
+    return dataclasses.replace(cluster, device=device, links=links, date=record["date"])
 
 
 def _measured(value: float, note: str = "") -> Figure:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -58,8 +58,11 @@ def write_json(record: Mapping[str, object], path: Path) -> None:
         ) from error  # fmt: skip
 
 
-def read_probe(path: Path, processor: str) -> tuple[ProbeRecord | None, str]:
-    """Return the stored probe, or None and the reason why the file is not used (empty: there is none)."""
+def read_probe(path: Path, processor: str, gpus: Sequence[str] = ()) -> tuple[ProbeRecord | None, str]:
+    """Return the stored probe, or None and the reason why the file is not used (empty: there is none).
+
+    `gpus` are the names of those that this process sees: a host's others, or a slice of one, have other figures.
+    """
     try:
         record = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -70,4 +73,12 @@ def read_probe(path: Path, processor: str) -> tuple[ProbeRecord | None, str]:
         return None, f"the stored probe {path.name} has another format: run `paceline probe` again"
     if record.get("processor") != processor:
         return None, f"the stored probe is of another processor ({record.get('processor')}): run `paceline probe` again"
+    probed = record.get("device_name", "")
+    if probed and gpus and _plain(probed) not in map(_plain, gpus):
+        return None, f"the stored probe is of another GPU ({probed}): run `paceline probe` again"
     return cast("ProbeRecord", record), ""
+
+
+def _plain(name: str) -> str:
+    """Return a GPU's name as all drivers and torch tell it: some put the maker's name before it."""
+    return name.lower().removeprefix("nvidia ")

@@ -192,6 +192,8 @@ def expected_text(planned: Planned) -> str:
     expected = planned.expected
     if not math.isfinite(expected.goodput):
         return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    if math.isinf(expected.wall_seconds.value):
+        return "expected: the run never ends: failures leave it no time to train (goodput 0.0%)"
     return (
         f"expected: {format_seconds(expected.wall_seconds.value)}{sure_percent(expected.wall_seconds)}"
         f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
