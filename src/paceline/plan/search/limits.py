@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.cluster.store import probe_command
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import Flags
 from paceline.plan.risk.chance import normal_tail
@@ -45,10 +46,11 @@ class Limits:
         kept = np.ones(len(values), dtype=bool)
         if self.deadline is not None:
             if len(values) and not np.isfinite(values.time).any():
+                command = probe_command(cluster.device.kind, cluster.devices_per_node)
                 raise ConfigError(
                     f"plan.deadline = '{format_seconds(self.deadline)}' cannot be checked",
                     f"the time of a step on {cluster.device.name} is unknown",
-                    "`paceline probe` on such a machine, or leave plan.deadline unset",
+                    f"`{command}` on such a machine, or leave plan.deadline unset",
                 )
             kept &= values.time * self.steps * self.stretch <= self.deadline
         if self.budget_usd is not None:
