@@ -10,7 +10,9 @@ from paceline.cli.main import main
 from paceline.cluster.groups import resolve_groups
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.pricing import price
+from paceline.plan.explain.compare_clusters import compare_clusters
 from paceline.plan.explain.groups import grouped_lines
+from paceline.plan.placement import grouped
 from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
 from paceline.plan.planned import plan_task
@@ -208,6 +210,25 @@ def test_one_layout_over_groups_keeps_a_deadline_that_equal_rows_do_not():
     with pytest.raises(DoesNotFit, match=r"keeps no .* deadline") as error:
         plan_task(tight)
     assert "cluster.groups" in error.value.try_ and "--devices" not in error.value.try_
+
+
+def test_what_trains_is_planned_where_nothing_that_is_only_priced_fits(monkeypatch):
+    """`plan` refused what `train` ran."""
+
+    def refused(work, groups):
+        raise DoesNotFit("this model does not fit these groups", "replicas: too large", "more devices")
+
+    monkeypatch.setattr(grouped, "plan_uneven", refused)
+    spec = parse_spec(SPEC)
+    shown = plan_groups(spec)
+    assert shown.joint is not None and not shown.ways and "too large" in shown.refused[0]
+    assert any(line.startswith("trains") for line in grouped_lines(shown))
+    limited = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, deadline=Seconds(1e-3)))
+    with pytest.raises(DoesNotFit, match="these groups") as error:
+        plan_groups(limited)
+    assert "too large; one layout over all: " in error.value.because
+    with pytest.raises(ConfigError, match="with several clusters"):
+        compare_clusters(spec, ["h100-sxm", "t4"], [4])
 
 
 def test_one_layout_over_groups_serves_the_goal():

@@ -78,6 +78,9 @@ def compare_clusters(
     Options of the spec that speak of one kind of device hold for the spec's own alone. Raises DoesNotFit where no
     cluster has a plan, and ConfigError for unknown devices and for goals of which nothing is known.
     """
+    if spec.cluster.groups:
+        raise ConfigError("cluster.groups with several clusters", "each that is compared has one kind of devices",
+                          "the devices of one group in [cluster]")  # fmt: skip
     catalog = load_catalog(spec.cluster.catalog)
     for name in devices:
         if name not in HERE:
