@@ -110,7 +110,8 @@ def test_clusters_that_cost_or_emit_nothing_and_runs_that_never_end(words: list[
     never = compare_clusters(taken, ["a100-80", "h100-sxm"], [8])
     assert all(math.isinf(row.finish_seconds) for row in never.rows)
     assert [row[2] for row in comparison_rows(never)[1:]] == ["never", "never"]
-    assert "never ends" in expected_text(never.rows[0].planned)
+    planned = never.rows[0].planned
+    assert planned is not None and "never ends" in expected_text(planned)
     with pytest.raises(DoesNotFit, match="deadline") as error:
         plan_task(dataclasses.replace(taken, plan=dataclasses.replace(taken.plan, deadline=Seconds(1e9))))
     assert "never ends" in error.value.because
