@@ -29,6 +29,7 @@ AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
 _PARTS = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?)\s*([a-z]+)\s*")
 _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(.*?)\s*$")
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,_])")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,12 @@ def _split(text: str, kind: str) -> tuple[float, str]:
     match = _NUMBER.match(text)
     if not match:
         raise ConfigError(f"'{text}' is not {kind}", "it does not start with a number", _EXAMPLES[kind])
-    value = float(match.group(1).replace(",", "").replace("_", ""))
+    number = match.group(1)
+    if "," in number and not _THOUSANDS.match(number):  # 1,5 h would be 15 h
+        decimal = number.count(",") == 1 and "." not in number
+        raise ConfigError(f"'{text}' is not {kind}", "a comma stands between thousands, a point before decimals",
+                          f"'{text.strip().replace(',', '.')}'" if decimal else _EXAMPLES[kind])  # fmt: skip
+    value = float(number.replace(",", "").replace("_", ""))
     if not math.isfinite(value):
         raise ConfigError(f"'{text}' is not {kind}", "the number is not finite", _EXAMPLES[kind])
     return value, match.group(2)

@@ -408,7 +408,7 @@ def test_single_figures_are_overridden():
     ("figures", "message"),
     [({"network": 1e9}, "is no figure"), ({"launch_seconds": -1}, "launch_seconds = -1"),
      ({"peak_flops": 1e12}, "peak_flops = "), ({"peak_flops": {"bf61": 1e12}}, "bf61"),
-     ({"launch_seconds": True}, "launch_seconds = true")],
+     ({"launch_seconds": True}, "launch_seconds = true"), ({"sustained_share": 55}, "1 at most")],
 )  # fmt: skip
 def test_figures_that_cannot_be_are_refused(figures, message):
     with pytest.raises(ConfigError, match=message):

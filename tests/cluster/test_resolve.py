@@ -6,14 +6,16 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline.cluster import machine, resolve
 from paceline.cluster.machine import Gpu, Machine
 from paceline.cluster.plain import cluster_from_dict
+from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import resolve_cluster
-from paceline.cluster.store import SCHEMAS, probe_path, read_probe, write_probe
+from paceline.cluster.store import SCHEMAS, cache_dir, probe_command, probe_path, read_probe, write_probe
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.cluster import ClusterSpec
 
@@ -115,7 +117,7 @@ def test_a_probe_that_cannot_be_used_says_why(no_gpu, tmp_path, text):
     path = probe_path("box", "cpu", 2, 4, tmp_path)
     path.write_text(text if isinstance(text, str) else json.dumps(text))
     cluster, remarks = resolve_cluster(ClusterSpec(devices=2), tmp_path)
-    assert cluster.device.matmul_source == "assumed" and "run `paceline probe` again" in remarks[0]
+    assert cluster.device.matmul_source == "assumed" and "run `paceline probe --devices 2` again" in remarks[0]
     assert read_probe(tmp_path / "none.json", "A CPU") == (None, "")
 
 
@@ -164,7 +166,7 @@ def test_an_older_probe_is_told_and_that_of_another_kind_stays_valid(two_gpus, t
     path = probe_path("box", "cuda", 2, 0, tmp_path)
     write_probe({**RECORD, "kind": "cuda", "schema": 8}, path)
     cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
-    assert not cluster.date and "has another format: run `paceline probe` again" in remarks[0]
+    assert not cluster.date and "has another format: run `paceline probe --kind cuda --devices 2` again" in remarks[0]
     write_probe(RECORD, tmp_path / "cpu.json")
     assert read_probe(tmp_path / "cpu.json", "A CPU")[0] is not None
     write_probe({**RECORD, "schema": 8}, tmp_path / "cpu.json")  # which counts the pages of libraries
@@ -210,6 +212,105 @@ def test_cgroups_and_visible_devices_limit_the_machine(monkeypatch, tmp_path):
     for visible, expected in (("2,0", "ca"), ("", ""), ("-1", ""), ("1,9,0", "b")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert "".join(gpu.name for gpu in machine.visible_gpus()) == expected
+
+
+SMI = """#!/bin/sh
+case "$*" in
+-L) cat <<'LIST'
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa)
+  MIG 3g.40gb     Device  0: (UUID: MIG-cccc)
+  MIG 1g.10gb     Device  1: (UUID: MIG-dddd)
+GPU 1: Tesla T4 (UUID: GPU-bbbb)
+LIST
+;;
+*mig.mode*) WITH_MIG;;
+*uuid*) printf 'NVIDIA A100-SXM4-80GB, 81920, GPU-aaaa\\nTesla T4, 15360, GPU-bbbb\\n';;
+*) exit 2;;
+esac
+"""
+MIG_ROWS = "printf 'NVIDIA A100-SXM4-80GB, 81920, GPU-aaaa, Enabled\\nTesla T4, 15360, GPU-bbbb, [N/A]\\n'"
+A100, T4 = ("NVIDIA A100-SXM4-80GB", 80 * 2**30), ("Tesla T4", 15 * 2**30)
+LARGE, SMALL = (
+    (f"{A100[0]} MIG {name}", int(0.88 * size * 2**30)) for name, size in (("3g.40gb", 40), ("1g.10gb", 10))
+)
+SEEN = {  # of the GPUs of which the first is cut into slices, and is not: what CUDA_VISIBLE_DEVICES leaves
+    None: ([T4], [A100, T4]), "0": ([LARGE], [A100]), "1": ([T4], [T4]), "1,0": ([T4, LARGE], [T4, A100]),
+    "GPU-bbbb": ([T4], [T4]), "GPU-b": ([T4], [T4]), "GPU-x": ([], []), "MIG-dddd": ([SMALL], None), "7": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_gpus_are_those_that_are_named_and_slices_have_their_own_memory(monkeypatch, tmp_path, is_cut):
+    """A name was taken for the first GPU, and a slice for the whole of it."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI.replace("WITH_MIG", MIG_ROWS if is_cut else "exit 2"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for visible, (cut, uncut) in SEEN.items():
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        expected = cut if is_cut else uncut
+        if expected is not None:
+            assert [(gpu.name, gpu.memory_bytes) for gpu in machine.visible_gpus()] == expected, visible
+
+
+def test_a_probe_counts_for_the_gpu_that_it_measured(two_gpus, tmp_path):
+    """One of the host's other GPU was taken: a T4 computed as an A100."""
+    record = {**RECORD, "kind": "cuda", "schema": SCHEMAS["cuda"], "device_name": "NVIDIA H200"}
+    write_probe(record, probe_path("box", "cuda", 2, 0, tmp_path))
+    two_gpus()
+    cluster, _ = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert cluster.date == RECORD["date"] and cluster.device.memory_bytes.source == "measured"
+    two_gpus("Tesla T4")
+    cluster, remarks = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert not cluster.date and any("another GPU (NVIDIA H200)" in remark for remark in remarks)
+
+
+def test_what_says_that_nothing_was_probed_names_the_command_that_probes_it(no_gpu, tmp_path):
+    """`paceline probe` measures one CPU: whoever planned on several, or on GPUs, was told the same again."""
+    for spec, command, devices in (
+        (ClusterSpec("cpu"), "`paceline probe`", 1), (ClusterSpec("cpu", devices=2), "`paceline probe --devices 2`", 2),
+        (ClusterSpec("cpu", devices=4, devices_per_node=2), "`paceline probe --devices 2`", 2),
+    ):  # fmt: skip
+        _, remarks = resolve_cluster(spec, tmp_path / "none")
+        assert any(f"not probed: {command} measures {devices} x cpu" in remark for remark in remarks), remarks
+    assert probe_command("cuda", 1) == "paceline probe --kind cuda"
+
+
+def test_what_a_node_measured_is_for_all_that_are_alike(no_gpu, two_gpus, tmp_path):
+    """The probe of as many devices as the cluster has was looked for, and none of several nodes can be made."""
+    write_probe(RECORD, probe_path("box", "cpu", 2, 4, tmp_path))
+    alone, _ = resolve_cluster(ClusterSpec("cpu", 2), tmp_path)
+    several, remarks = resolve_cluster(ClusterSpec("cpu", 4, devices_per_node=2), tmp_path)
+    assert several.device == alone.device and several.date == RECORD["date"] and remarks == []
+    assert several.links[0].bytes_per_second.source == "assumed", "a network's rate is not that within a node"
+    two_gpus()
+    write_probe({**RECORD, "kind": "cuda", "schema": SCHEMAS["cuda"]}, probe_path("box", "cuda", 2, 0, tmp_path))
+    nodes, _ = resolve_cluster(ClusterSpec("cuda", 4, devices_per_node=2), tmp_path)
+    assert [link.bytes_per_second.source for link in nodes.links] == ["measured", "published"]
+
+
+def test_a_probe_that_cannot_be_kept_is_not_made_and_a_user_without_a_home_is_told(monkeypatch, tmp_path):
+    """Half a minute was measured at every start, and then thrown away."""
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = []
+    with pytest.raises(StorageError, match="cannot store"):
+        probe_machine(1, say=said.append)
+    assert said == []
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home")))
+    with pytest.raises(StorageError, match="no home folder"):
+        cache_dir()
+
+
+def test_gpus_that_differ_are_told(monkeypatch, two_gpus, tmp_path):
+    two_gpus()
+    gpus = [Gpu("NVIDIA H200", 150 * 10**9), Gpu("Tesla T4", 15 * 10**9)]
+    monkeypatch.setattr(resolve, "visible_gpus", lambda: gpus)
+    cluster, remarks = resolve_cluster(ClusterSpec("cuda"), tmp_path)
+    assert cluster.device.memory_bytes.value == 15 * 10**9 and any("GPUs differ" in remark for remark in remarks)
 
 
 def test_resolving_imports_no_torch():

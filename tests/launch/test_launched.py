@@ -15,7 +15,7 @@ from started.popen import Warm
 import paceline as paceline_package
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.launch.here import node_here, place_here
-from paceline.session.nodes import among
+from paceline.session.nodes import among, attendance
 from paceline.session.nodes.attendance import Attended, devices_here
 from paceline.session.nodes.launched import as_node, is_attended
 from paceline.session.start import train
@@ -185,6 +185,14 @@ def test_devices_of_a_cluster_are_shared_out_among_its_nodes(
         assert "cluster.devices = 4," in caught.value.try_
     else:
         assert devices_here(spec) == each
+
+
+def test_a_node_has_the_gpus_that_its_torch_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_spec(write_spec(tmp_path, tmp_path / "run", 0), ["run.nodes.count=4", "cluster.device=auto"])
+    monkeypatch.setattr(attendance, "visible_gpus", lambda: ["one", "another"])
+    for without, devices in ((True, 1), (False, 2)):
+        monkeypatch.setattr(attendance, "torch_without_cuda", lambda without=without: without)
+        assert devices_here(spec) == devices
 
 
 @pytest.mark.parametrize("words", [{"nodes.count": "2"}, {}])

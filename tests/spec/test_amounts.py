@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples, in_steps, total_steps
 from paceline.spec.task import Task
-from paceline.units import Amount, format_count, format_data, format_rate, format_seconds, parse_seconds
+from paceline.units import (
+    Amount,
+    format_count,
+    format_data,
+    format_rate,
+    format_seconds,
+    parse_amount,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 def test_batch_in_tokens_and_samples() -> None:
@@ -89,6 +98,15 @@ def test_a_duration_is_read_as_it_is_printed(seconds: int) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize("text", ["1,5 h", "0,1 h", "12,5 h 30 min", "1,00 h", "1,0000 h", ",5 h"])
+def test_a_comma_before_decimals_is_no_comma_between_thousands(text: str) -> None:
+    """1,5 h was 15 h, and 0,1 epochs a whole one."""
+    for read, unit in ((parse_seconds, "h"), (parse_amount, "epochs"), (parse_bytes, "GiB")):
+        with pytest.raises(ConfigError, match="is not a"):
+            read(text.replace("h", unit))  # type: ignore[operator]
+    assert parse_amount("1,234,567 tokens").value == 1234567 and parse_seconds("1,000.5 s") == 1000.5
 
 
 def test_durations_of_several_units() -> None:

@@ -5,13 +5,19 @@ Containers matter: cores and memory are what this process may use, not what the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import platform
+import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+SLICE = re.compile(r"\s*MIG\s+(\S+)\s+Device\s+\d+:\s+\(UUID:\s*(MIG-[^)]+)\)")
+# Of the gigabytes in a slice's name: "1g.5gb" has 4.75 GiB, and of larger GPUs it may be less of what is printed.
+SLICE_SHARE = 0.88
 CGROUP_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
@@ -27,10 +33,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver reports; `memory_bytes` is 0 where it does not say."""
+    """A GPU that the driver reports, or a slice of one (MIG); `memory_bytes` is 0 where it does not say.
+
+    Slices are named as torch names them, "NVIDIA A100-SXM4-80GB MIG 1g.10gb"; their memory is read off that name.
+    """
 
     name: str
     memory_bytes: int
+    uuid: str = ""
+    is_slice: bool = False
+    slices: tuple[Gpu, ...] | None = None  # None: it is not cut into any
 
 
 def read_machine() -> Machine:
@@ -86,21 +98,43 @@ def available_memory_bytes() -> int:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs that a new process would see, or an empty list."""
+    """Return the NVIDIA GPUs that a new process would see, or an empty list.
+
+    Of GPUs that are cut into slices a process sees no more than one slice, the first unless another is named.
+    """
     gpus = _gpus_of_nvidia_smi() or _gpus_of_proc()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return gpus
-    # CUDA stops reading at the first index that it does not know; names (GPU-..., MIG-...) count as one device each.
+        return [gpu for gpu in gpus if gpu.slices is None] or _slices(gpus)[:1]
     visible = []
     for item in (part.strip() for part in chosen.split(",")):
-        if item.isdigit() and int(item) < len(gpus):
-            visible.append(gpus[int(item)])
-        elif item.startswith(("GPU-", "MIG-")) and gpus:
-            visible.append(gpus[0])
-        else:
+        found = _chosen(item, gpus)
+        if found is None:  # CUDA stops reading at the first that it does not know
             break
+        visible.append(found)
     return visible
+
+
+def _slices(gpus: Iterable[Gpu]) -> list[Gpu]:
+    return [each for gpu in gpus for each in gpu.slices or ()]
+
+
+def _chosen(item: str, gpus: list[Gpu]) -> Gpu | None:
+    """Return the GPU of an index, of a name or its beginning (GPU-..., MIG-...); None where there is none.
+
+    Of a GPU that is cut into slices that is the first of them.
+    """
+    if item.startswith("MIG-"):
+        unknown = [Gpu(f"{gpus[0].name} MIG", 0, item, is_slice=True)] if gpus and not _slices(gpus) else []
+        return next((each for each in (*_slices(gpus), *unknown) if each.uuid.startswith(item)), None)
+    if item.isdigit():
+        found = gpus[int(item)] if int(item) < len(gpus) else None
+    else:
+        named = [gpu for gpu in gpus if gpu.uuid] or [dataclasses.replace(gpu, uuid=item) for gpu in gpus[:1]]
+        found = next((gpu for gpu in named if item.startswith("GPU-") and gpu.uuid.startswith(item)), None)
+    if found is None or found.slices is None:
+        return found
+    return found.slices[0] if found.slices else None
 
 
 def torch_without_cuda() -> bool:
@@ -147,22 +181,43 @@ def _gpus_of_nvidia_smi() -> list[Gpu]:
         return []
     import subprocess  # where there is something to ask
 
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    gpus = []
-    for line in answer.stdout.splitlines() if answer.returncode == 0 else []:
-        name, _, mebibytes = line.rpartition(",")
-        gpus.append(Gpu(name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else 0))
-    return gpus
+    def answer(*arguments: str) -> list[str]:
+        try:
+            told = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        return told.stdout.splitlines() if told.returncode == 0 else []
+
+    form = "--format=csv,noheader,nounits"
+    lines = answer("--query-gpu=name,memory.total,uuid,mig.mode.current", form)
+    lines = lines or [f"{line}, " for line in answer("--query-gpu=name,memory.total,uuid", form)]  # an older driver
+    rows = [[part.strip() for part in line.rsplit(",", 3)] for line in lines if line.count(",") > 2]
+    cut = slices_listed(answer("-L")) if any(mode == "Enabled" for *_, mode in rows) else {}
+    return [
+        Gpu(name, int(size) * 2**20 if size.isdigit() else 0, uuid,
+            slices=tuple(cut.get(uuid, ())) if mode == "Enabled" else None)
+        for name, size, uuid, mode in rows
+    ]  # fmt: skip
+
+
+def slices_listed(lines: Iterable[str]) -> dict[str, list[Gpu]]:
+    """Return slices by their GPU's UUID from `nvidia-smi -L`: a line of the GPU, and below it one for each slice."""
+    found: dict[str, list[Gpu]] = {}
+    gpu, uuid = "", ""
+    for line in lines:
+        if told := re.match(r"GPU \d+: (.*) \(UUID: ([^)]+)\)", line):
+            gpu, uuid = told[1], told[2]
+        elif told := SLICE.match(line):
+            gigabytes = re.search(r"(\d+)gb", told[1])
+            size = int(SLICE_SHARE * int(gigabytes[1]) * 2**30) if gigabytes else 0
+            found.setdefault(uuid, []).append(Gpu(f"{gpu} MIG {told[1]}", size, told[2], is_slice=True))
+    return found
 
 
 def _gpus_of_proc() -> list[Gpu]:
     gpus = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in _read(path).splitlines():
-            if line.startswith("Model:"):
-                gpus.append(Gpu(line.partition(":")[2].strip(), 0))
+        told = dict(line.partition(":")[::2] for line in _read(path).splitlines())
+        if "Model" in told:
+            gpus.append(Gpu(told["Model"].strip(), 0, told.get("GPU UUID", "").strip()))
     return gpus

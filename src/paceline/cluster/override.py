@@ -65,6 +65,12 @@ def _with_figures(cluster: Cluster, figures: dict[str, object]) -> Cluster:
             cluster = dataclasses.replace(cluster, device=_with_peaks(cluster.device, value))
             continue
         number = _positive(name, value)
+        if name == "sustained_share" and number > 1:
+            raise ConfigError(
+                f"cluster.figures.sustained_share = {literal(value)}",
+                "it is the part of a peak that wide products sustain, 1 at most",
+                f"{number / 100:g}" if number <= 100 else "0.6",
+            )
         if name in LINK_FIGURES:
             cluster = dataclasses.replace(cluster, links=_with_link(cluster.links, name, number))
         elif name == "waiting_watts":

@@ -34,7 +34,7 @@ from paceline.cluster.machine import Machine, read_machine, threads_per_device, 
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
 from paceline.cluster.probe.duration import probe_seconds
-from paceline.cluster.store import probe_path, read_probe
+from paceline.cluster.store import probe_command, probe_path, read_probe
 from paceline.errors import ConfigError
 from paceline.spec.cluster import (
     FUSED_ADAMW_BYTES,
@@ -128,7 +128,8 @@ def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks:
     waiting: Figure | None = None
     rails = 0
     if entry is None:
-        remarks.append(f"'{gpus[0].name}' is not in the catalog: its rates are unknown until `paceline probe` has run")
+        probe = probe_command("cuda", here)
+        remarks.append(f"'{gpus[0].name}' is not in the catalog: its rates are unknown until `{probe}` has run")
         device, price, watts = unknown_gpu(gpus[0].name), NO_PRICE, UNKNOWN
         links: tuple[Link, ...] = (
             Link("node", NODE_LATENCY_SECONDS, UNKNOWN),
@@ -139,14 +140,21 @@ def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks:
         device, links, rails = published_device(entry), published_links(entry, node), node.rails
         price = published_price(entry, spec.price_class, spec.spot, catalog)
         watts, waiting = published_watts(entry), published_watts(entry, busy=0.0)
-    smallest = min(gpu.memory_bytes for gpu in gpus)
-    if smallest:
-        device = dataclasses.replace(device, memory_bytes=Figure(smallest, "measured", "as the driver reports"))
+    smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+    if smallest.memory_bytes:
+        known = ("assumed", "of a slice, from its name") if smallest.is_slice else ("measured", "as the driver reports")
+        device = dataclasses.replace(device, memory_bytes=Figure(smallest.memory_bytes, *known))
+    names = tuple(dict.fromkeys(gpu.name for gpu in gpus))
+    if len(names) > 1:
+        remarks.append(
+            f"this machine's GPUs differ ({', '.join(names)}): all count as the first, with the least memory of any;"
+            " CUDA_VISIBLE_DEVICES chooses those of one kind"
+        )
     cluster = Cluster(
         device, devices, here, links, price, watts, UNKNOWN,
         host=host.name, waiting_watts_per_device=waiting, rails=rails,
     )  # fmt: skip
-    return _with_probe(cluster, host, "cuda", 0, probes, remarks)
+    return _with_probe(cluster, host, "cuda", 0, probes, remarks, names)
 
 
 def _published(spec: ClusterSpec, catalog: Catalog, remarks: list[str]) -> Cluster:
@@ -190,15 +198,28 @@ def is_unprobed(cluster: Cluster) -> bool:
 
 
 def _with_probe(
-    cluster: Cluster, host: Machine, kind: str, threads: int, probes: Path | None, remarks: list[str]
+    cluster: Cluster,
+    host: Machine,
+    kind: str,
+    threads: int,
+    probes: Path | None,
+    remarks: list[str],
+    names: tuple[str, ...] = (),
 ) -> Cluster:
-    """Return the cluster with the figures of this host's stored probe, where there is one."""
-    record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor)
+    """Return the cluster with the figures of this host's stored probe, where there is one.
+
+    A host may have GPUs of several kinds, of which this process sees those of `names`. What one node measured is for
+    all of them, which are alike; of CPUs the link between nodes is another one than that inside.
+    """
+    here = cluster.devices_per_node
+    command = probe_command(kind, here)
+    path = probe_path(host.name, kind, here, threads, probes)
+    record, because = read_probe(path, host.processor, names, command)
     if record is None:
         remarks.append(
             because
-            or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in about "
-            f"{probe_seconds(kind, devices=cluster.devices):.0f} s and narrows this"
+            or f"not probed: `{command}` measures {here} x {kind} in about "
+            f"{probe_seconds(kind, devices=here):.0f} s and narrows this"
         )
         return cluster
     if has_expired(record):
@@ -213,8 +234,13 @@ def _with_probe(
 
 def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
     """Return the cluster with a probe's figures, tagged as measured, in place of published and assumed ones."""
-    links = (_probed_link(cluster.links[0], record), *cluster.links[1:]) if "link" in record else cluster.links
-    return dataclasses.replace(cluster, device=_probed_device(cluster.device, record), links=links, date=record["date"])
+    links = cluster.links
+    if "link" in record and (cluster.devices == cluster.devices_per_node or len(links) > 1):
+        links = (_probed_link(links[0], record), *links[1:])
+    device = _probed_device(cluster.device, record)
+    if "device_memory_bytes" in record and device.memory_bytes.source in ("assumed", "unknown"):
+        device = dataclasses.replace(device, memory_bytes=_measured(record["device_memory_bytes"], "as torch reports"))
+    return dataclasses.replace(cluster, device=device, links=links, date=record["date"])
 
 
 def _measured(value: float, note: str = "") -> Figure:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from paceline.cluster.grid.carbon import changes_by_hour, with_carbon
 from paceline.cluster.override import with_tf32
@@ -23,6 +26,7 @@ from paceline.plan.risk.expected import Expected, expected_run
 from paceline.plan.search.found import SearchResult
 from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import search
+from paceline.plan.search.values import TIE_RATIO, Values, goal_values
 from paceline.plan.unused import unused_options
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
@@ -186,17 +190,34 @@ def _plan_on_groups(prepared: Prepared) -> Planned:
         return plan_prepared(dataclasses.replace(prepared, spec=dataclasses.replace(spec, plan=asked)), joint.cluster,
                              joint.remarks)  # fmt: skip
 
-    best = planned(asked)
-    tried = dict.fromkeys(candidate.plan.layout for candidate in best.search.candidates[:JOINT_TRIED])
+    every, refused = [], None
+    try:
+        every.append(planned(asked))
+    except DoesNotFit as error:  # rows by speed may keep a limit that equal ones do not
+        if asked.rows or (asked.deadline is None and asked.budget_usd is None):
+            raise
+        refused = error
+    equal = every[0] if every else planned(dataclasses.replace(asked, deadline=None, budget_usd=None))
+    tried = dict.fromkeys(candidate.plan.layout for candidate in equal.search.candidates[:JOINT_TRIED])
     for layout in tried if not asked.rows else ():
         rows = rows_by_pace(layout, prepared.batch_samples, joint.cluster.paces)
         degrees = dataclasses.asdict(layout)
         try:
-            found = planned(dataclasses.replace(asked, rows=counts_text(rows), **degrees))
+            every.append(planned(dataclasses.replace(asked, rows=counts_text(rows), **degrees)))
         except DoesNotFit:  # in the parts that the speeds ask for
             continue
-        best = found if found.forecast.step_seconds.value < best.forecast.step_seconds.value else best
-    return dataclasses.replace(best, spec=spec)
+    if not every:
+        assert refused is not None
+        raise refused
+    return dataclasses.replace(_best_by_goal(every), spec=spec)
+
+
+def _best_by_goal(every: Sequence[Planned]) -> Planned:
+    """Return the plan that serves the goal best, of those in a tie the fastest, and of equally fast ones the first."""
+    taken = functools.reduce(Values.joined, (one.search.candidates.values.take([0]) for one in every))
+    scores = goal_values(taken, every[0].spec.plan.goal.weights)
+    seconds = np.where(np.isfinite(taken.time) & (scores <= np.min(scores) * TIE_RATIO), taken.time, np.inf)
+    return every[int(np.argmin(seconds))]
 
 
 def _with_growth(prepared: Prepared, found: SearchResult) -> tuple[Forecast, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from paceline.cluster.here.collector import collector_at_rest
 from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed, resolve_cluster
+from paceline.cluster.store import probe_command
 from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -130,12 +131,12 @@ def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
         return planned
     kind = planned.cluster.device.kind
     takes_seconds = probe_seconds(kind, devices=planned.cluster.devices)
-    takes = f"{takes_seconds:.0f} s"
+    takes, command = f"{takes_seconds:.0f} s", probe_command(kind, planned.cluster.devices)
     if (about := planned.forecast.run_seconds.value) < SHORT_RUN * takes_seconds:
         say(f"probe    not for a run of about {format_seconds(about)}: to measure this machine takes "
-            f"{takes}, and `paceline probe` does")  # fmt: skip
+            f"{takes}, and `{command}` does")  # fmt: skip
         return planned
-    say(f"probe    measuring this machine once, about {takes}; `paceline probe` does it again")
+    say(f"probe    measuring this machine once, about {takes}; `{command}` does it again")
     if standby is not None:
         standby.is_ready()
     try:

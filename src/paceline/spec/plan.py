@@ -22,6 +22,7 @@ GRADIENTS = ("shards", "whole")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
 CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
+MOST_PARTS = 1_000_000  # alike, of a list of stages or ranks: one part a device
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
 
 
@@ -303,7 +304,8 @@ def _parse_counts(text: str, name: str, because: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.replace(" ", "").split("+") if text.strip() else []:
         times, _, count = part.rpartition("x")
-        if not count.isdecimal() or (times and not times.isdecimal()):
+        is_count = count.isdecimal() and (not times or (times.isdecimal() and 0 < int(times) <= MOST_PARTS))
+        if not is_count:
             raise ConfigError(f"{name} = '{text}' is no split", because, '"3+2x4+3"')
         counts += [int(count)] * int(times or 1)
     return tuple(counts)

@@ -113,6 +113,14 @@ def test_what_waiting_saves_is_what_the_hours_say(tmp_path: Path) -> None:
     assert found.carbon == found.carbon_at_once == 400
 
 
+def test_a_run_of_centuries_is_told_from_its_first_year() -> None:
+    """A plan of a large model on a small machine took minutes for its hours, and failed beyond the calendar."""
+    window, centuries = window_of(WhenSpec(window="18:00-06:00", tariff="0.1", carbon="100")), 4e11
+    found = window.waiting(at(12), centuries)
+    assert found.ends - at(12) == pytest.approx(2 * centuries, rel=0.01)
+    assert (found.tariff, found.carbon_at_once) == (0.1, 100)
+
+
 def test_hours_that_nothing_can_choose_are_refused() -> None:
     for wrong in ({"window": "cheapest"}, {"window": "greenest", "tariff": "1"}, {"window": "night"},
                   {"window": "06:00-06:00"}):  # fmt: skip

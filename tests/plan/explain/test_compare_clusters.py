@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.explain.compare_clusters import cluster_spec, compare_clusters
+from paceline.plan.explain.compare_clusters import cluster_spec, compare_clusters, comparison_rows
+from paceline.plan.explain.headline import expected_text
 from paceline.plan.planned import plan_task
 from paceline.spec.load import Spec, load_spec
+from paceline.units import Seconds
 
 TASK = ["task.model=llama-1b", "task.data.seq_len=2048", "task.global_batch=64 samples", "task.stop=20000 steps"]
 
@@ -95,6 +99,22 @@ def test_deadlines_are_kept_with_a_chance_and_failures_count(words: list[str]) -
     assert plan_task(spec_with(words, *failing, f"plan.deadline={wall * 1.05:.0f} s")).plan
     found = compare_clusters(spec_with(words, *failing, f"plan.deadline={wall * 1.05:.0f} s"), [], [8, 16])
     assert 0.5 < found.rows[0].keeps_deadline < 0.7 < found.rows[1].keeps_deadline
+
+
+def test_clusters_that_cost_or_emit_nothing_and_runs_that_never_end(words: list[str]) -> None:
+    """The first cluster was the best whatever the others took, and a run without a future was a division by zero."""
+    clean = spec_with(words, "plan.goal=carbon", "cluster.carbon_g_per_kwh=0")
+    found = compare_clusters(clean, ["a100-80", "h100-sxm"], [8])
+    assert found.best == 1 and [row.score for row in found.rows] == [1, 1]
+    taken = spec_with(words, "cluster.reliability.preemption_hours_per_node=0.01")
+    never = compare_clusters(taken, ["a100-80", "h100-sxm"], [8])
+    assert all(math.isinf(row.finish_seconds) for row in never.rows)
+    assert [row[2] for row in comparison_rows(never)[1:]] == ["never", "never"]
+    planned = never.rows[0].planned
+    assert planned is not None and "never ends" in expected_text(planned)
+    with pytest.raises(DoesNotFit, match="deadline") as error:
+        plan_task(dataclasses.replace(taken, plan=dataclasses.replace(taken.plan, deadline=Seconds(1e9))))
+    assert "never ends" in error.value.because
 
 
 def test_the_command_compares_and_draws(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

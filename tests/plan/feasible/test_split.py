@@ -70,7 +70,7 @@ def test_llama_405b_loses_a_layer_at_both_ends() -> None:
 def test_stages_in_words_and_back() -> None:
     assert counts_text((7, 8, 8, 8, 7)) == "7+3x8+7" and parse_stages("7+3x8+7") == (7, 8, 8, 8, 7)
     assert parse_stages("") == () and parse_stages("3 + 2") == (3, 2)
-    for wrong in ("3+two", "3,2", "2x", "-1"):
+    for wrong in ("3+two", "3,2", "2x", "-1", "0x3", "999999999999x1"):
         with pytest.raises(ConfigError, match="no split"):
             parse_stages(wrong)
 

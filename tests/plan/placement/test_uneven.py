@@ -10,17 +10,21 @@ from paceline.cli.main import main
 from paceline.cluster.groups import resolve_groups
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.pricing import price
+from paceline.plan.explain.compare_clusters import compare_clusters
 from paceline.plan.explain.groups import grouped_lines
+from paceline.plan.placement import grouped
 from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
 from paceline.plan.planned import plan_task
 from paceline.plan.search.search import search
-from paceline.plan.search.values import TIE_RATIO
+from paceline.plan.search.values import TIE_RATIO, Values, goal_values
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import GoalSpec, PlanSpec
+from paceline.spec.survive.reliability import ReliabilitySpec
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
 from paceline.task.profile.decoder import profile_decoder
+from paceline.units import Seconds
 
 SPEC = """
 [task]
@@ -190,6 +194,63 @@ def test_one_layout_over_groups_has_rows_by_speed_and_the_slowest_part_is_its_pr
     assert step < price(context, dataclasses.replace(planned.plan, rows=())).step_seconds.value
     slow_have_most = dataclasses.replace(planned.plan, rows=rows[::-1])
     assert 1.1 * step < price(context, slow_have_most).step_seconds.value
+
+
+def test_one_layout_over_groups_keeps_a_deadline_that_equal_rows_do_not():
+    """It was refused: limits were held against equal rows alone."""
+    spec = parse_spec(SPEC.replace("llama-11m", "llama-350m"))
+    free = plan_task(spec)
+    equal = price(free.search.candidates.context, dataclasses.replace(free.plan, rows=())).run_seconds.value
+    between = (free.forecast.run_seconds.value + equal) / 2
+    asked = dataclasses.replace(spec.plan, deadline=Seconds(between))
+    reliability = ReliabilitySpec(failures="none")
+    kept = dataclasses.replace(spec, plan=asked, cluster=dataclasses.replace(spec.cluster, reliability=reliability))
+    assert plan_task(kept).plan == free.plan
+    tight = dataclasses.replace(kept, plan=dataclasses.replace(asked, deadline=Seconds(0.5 * between)))
+    with pytest.raises(DoesNotFit, match=r"keeps no .* deadline") as error:
+        plan_task(tight)
+    assert "cluster.groups" in error.value.try_ and "--devices" not in error.value.try_
+
+
+def test_what_trains_is_planned_where_nothing_that_is_only_priced_fits(monkeypatch):
+    """`plan` refused what `train` ran."""
+
+    def refused(work, groups):
+        raise DoesNotFit("this model does not fit these groups", "replicas: too large", "more devices")
+
+    monkeypatch.setattr(grouped, "plan_uneven", refused)
+    spec = parse_spec(SPEC)
+    shown = plan_groups(spec)
+    assert shown.joint is not None and not shown.ways and "too large" in shown.refused[0]
+    assert any(line.startswith("trains") for line in grouped_lines(shown))
+    limited = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, deadline=Seconds(1e-3)))
+    with pytest.raises(DoesNotFit, match="these groups") as error:
+        plan_groups(limited)
+    assert "too large; one layout over all: " in error.value.because
+    with pytest.raises(ConfigError, match="with several clusters"):
+        compare_clusters(spec, ["h100-sxm", "t4"], [4])
+
+
+def test_one_layout_over_groups_serves_the_goal():
+    """Of layouts whose rows follow speeds the fastest was taken, whatever the goal."""
+    goal = "goal = { memory = 1, time = 0.2 }\n"
+    spec = parse_spec(SPEC.replace("llama-11m", "llama-350m").replace("tp = 1\ncp = 1\npp = 1\n", goal))
+    chosen = plan_task(spec)
+    context, weights = chosen.search.candidates.context, spec.plan.goal.weights
+    even = dataclasses.replace(spec.plan, precision="fp16")
+    equal = search(context.profile, context.cluster, even, batch_samples=256, steps=10)
+    pair = Values.joined(*(found.candidates.values.take([0]) for found in (chosen.search, equal)))
+    mine, other = goal_values(pair, weights)
+    assert mine <= other * TIE_RATIO
+
+
+def test_groups_together_keep_the_limits_that_each_keeps_alone():
+    both = groups(a=("a100-80", 4), b=("a100-80", 4))
+    free, _ = plan_uneven(work(batch=64), both)
+    usd = max(part.forecast.usd.value for way in free for part in way.parts)
+    with pytest.raises(DoesNotFit, match="does not fit these groups") as error:
+        plan_uneven(work(batch=64, budget_usd=1.5 * usd), both)
+    assert "the groups together" in error.value.because and "budget" in error.value.because
 
 
 def test_groups_that_are_alike_have_even_rows_and_the_price_of_one_kind():

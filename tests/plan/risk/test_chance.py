@@ -58,4 +58,7 @@ def test_chances_to_keep_a_limit() -> None:
     assert chance_within(estimate, 12.5) == pytest.approx(0.9, abs=1e-6)
     assert chance_within(estimate, 8.0) == pytest.approx(0.1, abs=1e-6)
     assert chance_within(estimate, 25.0, 20.0) == pytest.approx(0.9, abs=1e-6)
+    free, never = Estimate(0.0, 0.0, 0.0, "published"), math.inf
+    assert chance_within(free, 5.0) == 1 and chance_within(estimate, 1e9, never) == 0
+    assert math.isnan(chance_within(estimate, 5.0, math.nan))
     assert math.isnan(chance_within(Estimate(math.nan, math.nan, math.nan, "unknown"), 1.0))

@@ -72,6 +72,18 @@ def test_what_is_unknown_of_every_plan_is_ranked_by_what_it_goes_with() -> None:
     assert goal_values(values(time=[math.nan] * 2), {"time": 1.0}).tolist() == [1, 1]
 
 
+def test_what_no_plan_takes_any_of_is_ranked_by_what_it_goes_with() -> None:
+    """A price of 0 of devices of one's own, or power without carbon, made every plan as good as any: 0 over 0."""
+    some = values(time=[1.0, 2.0], money=[0.0, 0.0], energy=[9, 3], carbon=[0.0, 0.0])
+    assert goal_values(some, {"money": 1.0}).tolist() == [1, 2]
+    assert goal_values(some, {"carbon": 1.0}).tolist() == [3, 1]
+    assert goal_values(some, {"time": 0.5, "money": 0.5}).tolist() == [1, 2]
+    assert goal_values(values(time=[1, 2, 3], money=[4, 0, 0]), {"money": 1.0}).tolist() == [math.inf, 1, 1]
+    free = Figure(0.0, "published")
+    chosen = found(where=cluster(8, memory_bytes=4e8, price_usd_per_device_hour=free), goal="money", budget_usd=5.0)
+    assert chosen.best.plan == found().best.plan
+
+
 def test_running_out_of_memory_costs_the_fallback() -> None:
     some = values(time=[1.0, 1.2, 1.1], memory=[9, 5, 8], risk=[0.2, 0.0, 0.1])
     assert some.expected("time") == pytest.approx([0.8 + 0.2 * 1.2, 1.2, 0.9 * 1.1 + 0.1 * 1.2])
@@ -141,6 +153,10 @@ def test_a_budget_refuses_what_costs_more_and_failures_count() -> None:
     where = cluster(8, memory_bytes=4e8)
     halved = search(SHAPE, where, PlanSpec(budget_usd=limit), batch_samples=64, steps=1000, goodput=0.9)
     assert len(halved.candidates) == int((usd <= 0.9 * limit).sum())
+    for limit in ({"budget_usd": 1e9}, {"deadline": Seconds(1e12)}):  # failures take all of the time
+        with pytest.raises(DoesNotFit, match="keeps no") as never:
+            search(SHAPE, where, PlanSpec(**limit), batch_samples=64, steps=1000, goodput=0.0)
+        assert "never ends" in never.value.because
     with pytest.raises(DoesNotFit, match="budget") as error:
         found(budget_usd=float(usd.min()) * 0.2505)
     assert "costs $" in error.value.because and "pays for 250 of 1,000 steps" in error.value.because

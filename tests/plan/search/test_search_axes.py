@@ -201,6 +201,18 @@ def test_layouts_are_each_there_once() -> None:
     assert list(layouts_over(6, {"tp": [1, 2]})) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "because"),
+    [({"stages": "4+4"}, "stages of 4, 4 blocks are not 4 stages of the model's 8"),
+     ({"virtual_stages": 4}, "the model's 8 blocks are fewer than 16 pipeline stages")],
+)  # fmt: skip
+def test_stages_that_a_pipeline_cannot_have_are_the_reason(asked: dict[str, object], because: str) -> None:
+    """It was that of an axis which nobody had asked for: "the model has no experts to spread"."""
+    with pytest.raises(DoesNotFit) as error:
+        found(pp=4, **asked)
+    assert error.value.because == because
+
+
 def test_plans_say_what_is_new() -> None:
     from paceline.spec.layout import Layout
 

@@ -7,7 +7,7 @@ import math
 import time
 
 from paceline.cluster.grid.figures import FixedFigure, mean_of
-from paceline.cluster.grid.window import window_of
+from paceline.cluster.grid.window import YEAR_SECONDS, window_of
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure
 from paceline.spec.watch.when import WhenSpec
 
@@ -31,7 +31,8 @@ def with_carbon(
         return cluster
     window, now = window_of(when), time.time() if now is None else now
     seconds = seconds if math.isfinite(seconds) and seconds > 0 else DAY_SECONDS
-    grams = window.waiting(now, seconds).carbon if when.window else mean_of(window.carbon, now, now + seconds)
+    ends = now + min(seconds, YEAR_SECONDS)
+    grams = window.waiting(now, seconds).carbon if when.window else mean_of(window.carbon, now, ends)
     if math.isnan(grams):
         return cluster
     of = "" if isinstance(window.carbon, FixedFigure) else ", mean of the hours of the run"

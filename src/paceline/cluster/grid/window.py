@@ -12,6 +12,7 @@ from paceline.spec.watch.alerts import is_within, minutes_of
 from paceline.spec.watch.when import CHEAPEST, GREENEST, WhenSpec
 
 MINUTE_SECONDS = 60.0
+YEAR_SECONDS = 366 * 86400.0
 FARTHEST_SECONDS = 8 * 86400.0  # beyond which no hours are looked for
 UNKNOWN = FixedFigure(math.nan, "not stated")
 
@@ -54,8 +55,12 @@ class RunWindow:
         return math.inf
 
     def waiting(self, now: float, seconds: float) -> Waiting:
-        """Return what a run of so many seconds comes to in the window, and at once."""
-        parts, left, moment = [], seconds, now
+        """Return what a run of so many seconds comes to in the window, and at once.
+
+        Of a run of years its first year is looked at, hour by hour, and the others are taken to be like that.
+        """
+        looked = min(seconds, YEAR_SECONDS)
+        parts, left, moment = [], looked, now
         while left > 0 and math.isfinite(moment):
             until = self.changes(moment)
             if self.is_open(moment):
@@ -63,9 +68,9 @@ class RunWindow:
                 parts.append((moment, moment + part))
                 left -= part
             moment = until
-        ends = parts[-1][1] if parts and left <= 0 else math.inf
-        return Waiting(ends, now + seconds, _over(self.tariff, parts), mean_of(self.tariff, now, now + seconds),
-                       _over(self.carbon, parts), mean_of(self.carbon, now, now + seconds))  # fmt: skip
+        ends = now + (parts[-1][1] - now) * (seconds / looked) if parts and left <= 0 else math.inf
+        return Waiting(ends, now + seconds, _over(self.tariff, parts), mean_of(self.tariff, now, now + looked),
+                       _over(self.carbon, parts), mean_of(self.carbon, now, now + looked))  # fmt: skip
 
     def _hours_of(self, day: datetime.date) -> frozenset[int]:
         """Return the best hours of a day, the earlier of equal ones; all where one is unknown."""

@@ -35,7 +35,7 @@ from paceline.cluster.probe.records import (
     SubgroupRates,
     TimedRate,
 )
-from paceline.cluster.store import SCHEMAS, probe_path, write_probe
+from paceline.cluster.store import SCHEMAS, hold_writable, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
@@ -70,6 +70,8 @@ def probe_machine(
         wanted = plural(devices, "CUDA device") if devices else "any CUDA device"
         raise ConfigError(f"cannot probe {wanted}", seen, "probe 'cpu', or fewer devices")
     threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
+    path = probe_path(host.name, kind, devices, threads)
+    hold_writable(path)  # before anything is measured
     busy = look_around()
     if busy:
         seconds_budget /= BUSY_SHARE
@@ -96,7 +98,6 @@ def probe_machine(
         **combine(results),
         "busy": busy,
     }
-    path = probe_path(host.name, kind, devices, threads)
     write_probe(record, path)
     for line in probe_lines(record):
         say(line)

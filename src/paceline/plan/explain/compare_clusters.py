@@ -18,6 +18,7 @@ from paceline.plan.planned import Planned, plan_prepared
 from paceline.plan.prepare import prepare_task
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.pareto import pareto_front
+from paceline.plan.search.values import over_least
 from paceline.spec.cluster import HERE, OF_ONE_DEVICE, ClusterSpec
 from paceline.spec.load import Spec
 from paceline.spec.plan import QUANTITIES
@@ -77,6 +78,9 @@ def compare_clusters(
     Options of the spec that speak of one kind of device hold for the spec's own alone. Raises DoesNotFit where no
     cluster has a plan, and ConfigError for unknown devices and for goals of which nothing is known.
     """
+    if spec.cluster.groups:
+        raise ConfigError("cluster.groups with several clusters", "each that is compared has one kind of devices",
+                          "the devices of one group in [cluster]")  # fmt: skip
     catalog = load_catalog(spec.cluster.catalog)
     for name in devices:
         if name not in HERE:
@@ -129,15 +133,15 @@ def _judged(rows: Sequence[ClusterRow], weights: dict[str, float]) -> Comparison
     values = {name: np.array([getattr(taken[place], FIELDS[name]) for place in places]) for name in QUANTITIES}
     scores = np.zeros(len(places))
     for name, weight in weights.items():
-        known = values[name][np.isfinite(values[name])]
-        if not len(known):
+        if np.isnan(values[name]).all():
             raise ConfigError(
                 f"plan.goal has {name}, which is unknown of every cluster",
                 plans[0].forecast.bill[("money", "energy", "carbon").index(name)].formula if name != "time" else "",
-                'another goal, such as plan.goal = "time"',
+                f'another goal, such as plan.goal = "{"memory" if name == "time" else "time"}"',
             )
-        scores += weight * values[name] / known.min()
+        scores += weight * np.where(np.isnan(values[name]), np.nan, over_least(np.nan_to_num(values[name], nan=np.inf)))
     finite = np.where(np.isfinite(scores), scores, np.inf)
+    best = np.lexsort((values["time"], finite))[0]  # of clusters that serve the goal alike, the fastest
     front = tuple(name for name in ("time", "money", "energy", "carbon") if np.isfinite(values[name]).all())
     on_front: set[int] = set()
     if front:
@@ -147,13 +151,14 @@ def _judged(rows: Sequence[ClusterRow], weights: dict[str, float]) -> Comparison
         dataclasses.replace(row, score=float(score_of.get(place, math.nan)), on_front=place in on_front)
         for place, row in enumerate(taken)
     )
-    return Comparison(done, places[int(np.argmin(finite))], front, with_failures)
+    return Comparison(done, places[int(best)], front, with_failures)
 
 
 def _with_amounts(row: ClusterRow, planned: Planned, with_failures: bool) -> ClusterRow:
     """Return a row with what its run takes. Failures stretch time, money, energy and carbon alike."""
     forecast, limits = planned.forecast, planned.spec.plan
-    stretch = 1 / planned.expected.goodput if with_failures else 1.0
+    goodput = planned.expected.goodput if with_failures else 1.0
+    stretch = 1 / goodput if goodput > 0 else math.inf  # a run that never ends
     wall = planned.expected.wall_seconds if with_failures else forecast.run_seconds
     usd = forecast.usd.value * stretch
     return dataclasses.replace(
@@ -191,7 +196,8 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         kept = min(chance for chance in (row.keeps_deadline, row.keeps_budget, 1.0) if math.isfinite(chance))
         forecast, plan = row.planned.forecast, row.planned.plan
         lines.append((
-            mark, name, format_seconds(row.finish_seconds), _cell(money_text, row.usd), _cell(energy_text, row.kwh),
+            mark, name, "never" if math.isinf(row.finish_seconds) else format_seconds(row.finish_seconds),
+            _cell(money_text, row.usd), _cell(energy_text, row.kwh),
             _cell(carbon_text, row.carbon_g), *([f"{kept:.0%}"] if chances else []),
             format_seconds(forecast.step_seconds.value), format_bytes(forecast.peak_bytes.value), str(plan),
         ))  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline import svg
+from paceline.cluster.store import probe_command
 from paceline.durable import write_output
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
@@ -80,7 +81,9 @@ def front_svg(planned: Planned) -> str:
     values = candidates.values
     places, names = front_of(values)
     if not names or "memory" not in names:
-        raise ConfigError("--picture without a time of a step", "a rate of the cluster is unknown", "paceline probe")
+        cluster = planned.cluster
+        raise ConfigError("--picture without a time of a step", "a rate of the cluster is unknown",
+                          probe_command(cluster.device.kind, cluster.devices_per_node))  # fmt: skip
     drawn = np.flatnonzero(values.time <= SLOWEST * np.min(values.time))
     marks = [Mark(values.time[at], values.memory[at], "some", "") for at in drawn]
     for place in places[values.time[places] <= SLOWEST * np.min(values.time)]:

@@ -10,6 +10,7 @@ from paceline.cluster.catalog.devices import spot_remarks
 from paceline.cluster.catalog.file import load_catalog
 from paceline.cluster.here.cores import threads_not_heeded
 from paceline.cluster.here.determinism import deterministic_price
+from paceline.cluster.store import probe_command
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.software import PACELINE
 from paceline.plan.cost.unknown import time_widths
@@ -167,7 +168,8 @@ def cluster_text(planned: Planned) -> str:
         between = "ranks" if device.kind == "cpu" else "devices" if link.level == "node" else "nodes, per device"
         latency = format_seconds(link.latency_seconds.value)
         parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
-    known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
+    command = probe_command(device.kind, cluster.devices_per_node)
+    known = {"measured": "probed", "published": "published figures", "assumed": f"assumed: `{command}` measures it"}
     how = known.get(device.rate_source(precision), "unknown figures")
     if cluster.date and device.matmul_source == "published":
         how = "products by published figures, else probed"
@@ -192,6 +194,8 @@ def expected_text(planned: Planned) -> str:
     expected = planned.expected
     if not math.isfinite(expected.goodput):
         return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    if math.isinf(expected.wall_seconds.value):
+        return "expected: the run never ends: failures leave it no time to train (goodput 0.0%)"
     return (
         f"expected: {format_seconds(expected.wall_seconds.value)}{sure_percent(expected.wall_seconds)}"
         f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"

@@ -52,7 +52,8 @@ def limit_lines(planned: Planned) -> list[str]:
         chance = chance_within(forecast.usd, limits.budget_usd, usd)
         bought = bought_text(planned, limits.budget_usd)
         lines.append(
-            f"budget {money_text(limits.budget_usd)}: {money_text(usd)} expected, kept with {chance:.0%}; {bought}"
+            f"budget {money_text(limits.budget_usd)}: {money_text(usd)} expected, kept with {chance:.0%}"
+            + (f"; {bought}" if bought else "")
         )
     elif (stated := planned.spec.run.budget.usd) is not None and (bought := bought_text(planned, stated)):
         lines.append(

@@ -48,7 +48,9 @@ class Grouped:
 
 
 def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grouped:
-    """Return the ways of a spec's task on its groups. Raises DoesNotFit, and the errors of data and model."""
+    """Return the ways of a spec's task on its groups. Raises DoesNotFit where neither the layout that trains nor any of
+    those that are priced beside it can be had, and the errors of data and model.
+    """
     spec = settle(spec, say).spec
     task = spec.task
     groups = resolve_groups(spec.cluster)
@@ -56,12 +58,20 @@ def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grou
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    ways, refused = plan_uneven(Work(profile, spec.plan, batch, steps, optimizer_key(task.optimizer)), groups)
+    ways: tuple[Uneven, ...] = ()
+    refused: tuple[str, ...] = ()
+    none: DoesNotFit | None = None
+    try:
+        ways, refused = plan_uneven(Work(profile, spec.plan, batch, steps, optimizer_key(task.optimizer)), groups)
+    except DoesNotFit as error:
+        none, refused = error, (f"{error.what}: {error.because}",)
     remarks = (*(remark for group in groups for remark in group.remarks), *facts.notes)
     joint = None
     try:
         planned = plan_task(spec, say=say)
         joint = JointPlan(planned.plan, planned.forecast, planned.remarks)
     except DoesNotFit as error:
+        if none is not None:
+            raise DoesNotFit(none.what, f"{none.because}; one layout over all: {error.because}", error.try_) from error
         refused = (*refused, f"one layout over all: {error.what}: {error.because}")
     return Grouped(groups, profile, facts, ways, refused, batch, steps, remarks, joint)

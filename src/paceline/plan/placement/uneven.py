@@ -27,6 +27,7 @@ from paceline.plan.search.values import Values, goal_values
 from paceline.spec.forecast import BillTerm, Estimate, Forecast
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.units import format_durations, format_usd
 
 Shares = tuple[int, ...]
 ROUNDS = 3  # how often shares follow the speeds that they themselves lead to
@@ -79,7 +80,9 @@ def plan_uneven(work: Work, groups: tuple[Group, ...]) -> tuple[tuple[Uneven, ..
     refused: list[str] = []
     for strategy, make in (("replicas", _replicas), ("stages", _stages)):
         try:
-            ways.append(make(work, groups))
+            way = make(work, groups)
+            _hold_limits(way, work.constraints)
+            ways.append(way)
         except DoesNotFit as error:
             refused.append(f"{strategy}: {error.what}: {error.because}")
     if not ways:
@@ -87,6 +90,18 @@ def plan_uneven(work: Work, groups: tuple[Group, ...]) -> tuple[tuple[Uneven, ..
                          "more or larger devices, or unset constraints of [plan]")  # fmt: skip
     found = goal_values(_values(ways), work.constraints.goal.weights)
     return tuple(ways[place] for place in np.argsort(found, kind="stable")), tuple(refused)
+
+
+def _hold_limits(way: Uneven, asked: PlanSpec) -> None:
+    """Raise DoesNotFit where the groups together are beyond a deadline or a budget that each of them keeps alone."""
+    usd = next(term.value for term in way.bill if term.name == "money")
+    if asked.deadline is not None and way.run_seconds.value > asked.deadline:
+        takes, most = format_durations(way.run_seconds.value, asked.deadline)
+        raise DoesNotFit("the groups together", f"it takes {takes}: the deadline is {most}")
+    if asked.budget_usd is not None and usd > asked.budget_usd:
+        raise DoesNotFit(
+            "the groups together", f"it costs {format_usd(usd)}: the budget is {format_usd(asked.budget_usd)}"
+        )
 
 
 def _values(ways: Sequence[Uneven]) -> Values:

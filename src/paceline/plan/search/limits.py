@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.cluster.store import probe_command
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import Flags
 from paceline.plan.risk.chance import normal_tail
@@ -26,6 +27,11 @@ class Limits:
     goodput: float = 1.0
 
     @property
+    def stretch(self) -> float:
+        """How much longer the run is than its training alone; infinity where failures leave it no time at all."""
+        return 1 / self.goodput if self.goodput > 0 else math.inf
+
+    @property
     def names(self) -> str:
         """The limits there are, in words."""
         stated = [format_seconds(self.deadline) + " deadline"] if self.deadline is not None else []
@@ -40,12 +46,13 @@ class Limits:
         kept = np.ones(len(values), dtype=bool)
         if self.deadline is not None:
             if len(values) and not np.isfinite(values.time).any():
+                command = probe_command(cluster.device.kind, cluster.devices_per_node)
                 raise ConfigError(
                     f"plan.deadline = '{format_seconds(self.deadline)}' cannot be checked",
                     f"the time of a step on {cluster.device.name} is unknown",
-                    "`paceline probe` on such a machine, or leave plan.deadline unset",
+                    f"`{command}` on such a machine, or leave plan.deadline unset",
                 )
-            kept &= values.time * self.steps / self.goodput <= self.deadline
+            kept &= values.time * self.steps * self.stretch <= self.deadline
         if self.budget_usd is not None:
             if len(values) and not np.isfinite(values.money).any():
                 raise ConfigError(
@@ -53,14 +60,16 @@ class Limits:
                     cluster.price_usd_per_device_hour.note or "the price of a device is unknown",
                     "--set cluster.price_usd_per_device_hour=2.5, or leave plan.budget_usd unset",
                 )
-            kept &= values.money / self.goodput <= self.budget_usd
+            kept &= (values.money * self.stretch <= self.budget_usd) if self.goodput > 0 else False
         return kept
 
     def refusal(self, forecast: Forecast) -> str:
         """Return which limits a plan does not keep, in numbers."""
         broken = []
         losses = f" (goodput {self.goodput:.1%})" if self.goodput < 1 else ""
-        seconds, usd = forecast.run_seconds.value / self.goodput, forecast.usd.value / self.goodput
+        if not self.goodput > 0:
+            return f"never ends: failures leave it no time to train (goodput {self.goodput:.1%})"
+        seconds, usd = forecast.run_seconds.value * self.stretch, forecast.usd.value * self.stretch
         if self.deadline is not None and not seconds <= self.deadline:
             takes, most = format_durations(seconds, self.deadline)
             broken.append(f"takes {takes}{losses}: the deadline is {most}")
@@ -72,6 +81,10 @@ class Limits:
 
     def fix(self, cluster: Cluster) -> str:
         """Return what to try where no plan keeps the limits."""
+        if not self.goodput > 0:
+            return "fewer devices, or machines that fail less often (cluster.reliability)"
+        if cluster.paces:
+            return "more or faster devices in cluster.groups, a later deadline or a larger budget"
         doubled = f"`paceline plan --devices {cluster.devices},{2 * cluster.devices},{4 * cluster.devices}`"
         if self.budget_usd is None:
             return f"more devices ({doubled} compares), or a later deadline"
@@ -87,8 +100,12 @@ def chance_within(estimate: Estimate, limit: float, value: float | None = None) 
     `value` is what the estimate's value has become since, with the same relative interval. NaN if it is unknown.
     """
     middle = estimate.value if value is None else value
-    if not (math.isfinite(middle) and math.isfinite(estimate.high)) or middle <= 0:
+    if math.isinf(middle):  # a run that never ends
+        return 0.0
+    if not (math.isfinite(middle) and math.isfinite(estimate.high)):
         return math.nan
+    if middle <= 0:  # a run on devices that cost nothing
+        return float(middle <= limit)
     later = middle <= limit
     width = math.log(estimate.high / estimate.value if later else estimate.value / estimate.low)
     if width <= 0:

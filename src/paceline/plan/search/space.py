@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
-from paceline.plan.feasible.stages import INTERLEAVED
+from paceline.plan.feasible.stages import INTERLEAVED, stage_refusal
 from paceline.spec.layout import DATA_AXES, MODEL_AXES, Layout, accumulation_for, largest_part, layouts_over
 from paceline.spec.plan import (
     RECOMPUTE,
@@ -299,9 +299,10 @@ class Space:
         ]
         closed = "accumulation" in (self.context.profile.closed_axes or {})
         rows, told = [], set()
-        for (schedule, several, stages), (place, (way, budget)) in itertools.product(
-            pipelines(self.context, self.constraints, layout.pp), enumerate(self.modes)
-        ):
+        ways = pipelines(self.context, self.constraints, layout.pp)
+        if not ways:
+            self._refuse_stages(layout)
+        for (schedule, several, stages), (place, (way, budget)) in itertools.product(ways, enumerate(self.modes)):
             shown = dataclasses.replace(
                 self.base, layout=layout, recompute=way, schedule=schedule, virtual_stages=several, stages=stages,
                 zero=classes[0][0], recompute_budget=budget,
@@ -318,6 +319,17 @@ class Space:
             places = (place, SCHEDULES.index(schedule), several, split)
             rows += [(*one, *both, *places) for one in classes for both in fitting if both[1] > 1 or one not in same]
         return np.array(rows, dtype=np.int64).reshape(-1, len(SETTINGS))
+
+    def _refuse_stages(self, layout: Layout) -> None:
+        """Note why no pipeline of a layout has the stages that are asked for, once for each reason."""
+        asked = self.constraints
+        plan = dataclasses.replace(
+            self.base, layout=layout, stages=parse_stages(asked.stages), virtual_stages=asked.virtual_stages or 1,
+            schedule="interleaved" if asked.virtual_stages > 1 else "1f1b",
+        )  # fmt: skip
+        because = stage_refusal(plan, self.context.profile.repeated_blocks)
+        if because and because not in (each.because for each in self.refused):
+            self.refused.append(Refusal(plan, because))
 
     def _classes(self, layout: Layout) -> tuple[tuple[int, bool], ...]:
         """Return the (ZeRO class, whether ZeRO-3 has whole gradients) to price for a layout.

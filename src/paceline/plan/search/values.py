@@ -28,7 +28,7 @@ from paceline.plan.risk.chance import chance_above
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 SAFE = 0.01  # largest chance of running out of memory of a plan that surely fits
 # Of plans of one cluster money is proportional to time, and carbon to energy, which nearly is: what stands in for a
-# quantity that is unknown.
+# quantity that is unknown, or that no plan takes any of: devices of one's own have a price of 0.
 STANDS_IN = {"money": "time", "carbon": "energy", "energy": "time"}
 
 
@@ -56,8 +56,8 @@ class Values:
         return Values(**{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in names})
 
     def known(self, quantity: str) -> str:
-        """Return the quantity, or the one that stands in for it where it is unknown of every plan."""
-        while quantity in STANDS_IN and not np.isfinite(getattr(self, quantity)).any():
+        """Return the quantity, or the one that stands in for it where it is unknown, or nothing, of every plan."""
+        while quantity in STANDS_IN and not _tells_apart(getattr(self, quantity)):
             quantity = STANDS_IN[quantity]
         return quantity
 
@@ -88,5 +88,18 @@ def goal_values(values: Values, weights: Mapping[str, float]) -> Floats:
         known = np.where(np.isfinite(expected), expected, np.inf)
         smallest = np.min(known, initial=np.inf)
         if np.isfinite(smallest):  # else it is unknown of all, and tells nothing apart
-            total += weight * known / smallest
+            total += weight * over_least(known)
     return total if total.any() else np.ones(len(values))
+
+
+def over_least(amounts: Floats) -> Floats:
+    """Return amounts over the least of them, which is 1 whatever it is: beside an amount of 0 others are infinite."""
+    least = np.min(amounts, initial=np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.where(amounts == least, 1.0, amounts / least)
+    return found
+
+
+def _tells_apart(amounts: Floats) -> bool:
+    """Return whether plans take something of a quantity, as far as that is known."""
+    return bool((np.isfinite(amounts) & (amounts > 0)).any())

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from paceline.cluster.machine import available_memory_bytes, read_machine, visible_gpus
-from paceline.cluster.store import cache_dir
+from paceline.cluster.store import cache_dir, safe_name
 from paceline.session.doctor.finding import NOTE, OK, WRONG, Examination, Finding
 from paceline.units import format_bytes, format_sizes, plural
 from paceline.version import __version__
@@ -159,9 +159,10 @@ def _extras() -> list[Finding]:
 
 
 def _probe() -> list[Finding]:
-    found = sorted((cache_dir() / "probes").glob("*.json"))
+    host = safe_name(read_machine().name)  # a home that machines share holds those of others too
+    found = [file for kind in ("cpu", "cuda") for file in (cache_dir() / "probes").glob(f"{host}-{kind}-*.json")]
     if found:
-        return [Finding("probe", OK, f"{plural(len(found), 'measurement')} of machines in {found[0].parent}")]
+        return [Finding("probe", OK, f"{plural(len(found), 'measurement')} of this machine in {found[0].parent}")]
     return [Finding("probe", NOTE, "this machine has not been measured: forecasts assume figures", "paceline probe")]
 
 

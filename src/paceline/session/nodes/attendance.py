@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cluster.machine import visible_gpus
+from paceline.cluster.machine import torch_without_cuda, visible_gpus
 from paceline.errors import ConfigError, PacelineError, Requeue
 from paceline.lock import holder_here
 from paceline.patience import Patience
@@ -105,7 +105,8 @@ def devices_here(spec: Spec) -> int:
         )
     if devices:
         return devices // nodes.count
-    return len(visible_gpus()) if spec.cluster.device in ("auto", "cuda") and visible_gpus() else 1
+    gpus = [] if spec.cluster.device not in ("auto", "cuda") or torch_without_cuda() else visible_gpus()
+    return max(1, len(gpus))
 
 
 class Attendance:
