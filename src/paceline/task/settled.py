@@ -295,7 +295,10 @@ def _settle_image_head(decided: _Decided) -> None:
         from paceline.task.data.sources.images.listing import list_images
         from paceline.task.data.sources.shards.opened import storage_of
 
-        found = with_image_head(model, folder, lambda: list_images(path, storage_of(decided.data)).classes)
+        data = decided.data
+        found = with_image_head(
+            model, folder, lambda: list_images(path, storage_of(data), tuple(data.include)).classes
+        )  # fmt: skip
         if found is not None:
             decided.option("model", *found)
         _train_head(decided)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import ConfigError, DataError, WorkerDied
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare import prepare as module
 from paceline.task.data.prepare.prepare import prepare
@@ -302,3 +303,20 @@ def test_as_many_bytes_are_prepared_as_are_asked_for(tmp_path: Path) -> None:
     assert not prepare(spec, tmp_path / "out", part_bytes=PART).made
     with pytest.raises(ConfigError, match="holds other shards"):
         prepare(replace(spec, max_bytes=0), tmp_path / "out", part_bytes=PART)
+
+
+def test_a_small_corpus_holds_out_one_document_as_the_cache_does_and_a_mixture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"text {number}")
+    spec = DataSpec(str(tmp_path / "text"), validation_fraction=0.02, seq_len=2, cache_dir=str(tmp_path / "cache"))
+    cached = open_sources(spec, 7)[1].split  # type: ignore[union-attr]
+    done = prepare(spec, tmp_path / "out", part_bytes=20)
+    assert done.index.documents("validation") == cached.documents == 1
+    held_out = splits_of(str(done.folder), done.index, storage_of(spec))["validation"].open()
+    assert np.array_equal(held_out[:], cached.open())
+    assert not prepare(spec, tmp_path / "out", part_bytes=20).made
+    assert not any(prepare(replace(spec, validation_fraction=0.0), tmp_path / "all").index.splits["validation"])
+    mixed = replace(spec, mix=(MixSpec(spec.source), MixSpec(spec.source, name="again")))
+    with pytest.raises(ConfigError, match="prepare of a mixture"):
+        prepare(mixed, tmp_path / "mixed")

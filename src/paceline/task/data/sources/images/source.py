@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DamagedData, DataError, MissingExtra
+from paceline.errors import ConfigError, DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
@@ -218,10 +218,15 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     """Return the images, split by a hash of their names: (train, validation or None).
 
     `seed` is the task's: what is drawn for training follows from it. Raises DataError where there are none,
-    MissingExtra without Pillow.
+    ConfigError for options that choose documents, MissingExtra without Pillow.
     """
+    if of_text := [name for name in ("document_tokens", "score_min", "score_max", "max_bytes") if getattr(data, name)]:
+        raise ConfigError(
+            f"task.data.{of_text[0]} with images", "documents are chosen by it, and images are read whole",
+            "include, which chooses images by their names; or leave it out",
+        )  # fmt: skip
     storage = storage_of(data)
-    listing = list_images(path, storage)
+    listing = list_images(path, storage, tuple(data.include))
     values = [split_value(document_hash(os.fsencode(entry.name.rpartition("/")[2]))) for entry in listing.entries]
     limit = split_limit(values, data.validation_fraction)
     named = any(entry.held_out for entry in listing.entries)
