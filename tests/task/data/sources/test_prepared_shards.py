@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -176,12 +178,15 @@ def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_
     spec = write_corpus(tmp_path / "text")
     prepare(spec, tmp_path / "whole", part_bytes=PART)
 
-    def end_one(what: str, share: float) -> None:
-        if 0 < share < 0.5 and (workers := multiprocessing.active_children()):
-            os.kill(workers[0].pid or 0, signal.SIGKILL)
+    def end_one() -> None:
+        """End a worker while it starts: on a loaded machine all may be done before anybody hears of the first part."""
+        while not (workers := multiprocessing.active_children()):
+            time.sleep(0.001)
+        os.kill(workers[0].pid or 0, signal.SIGKILL)
 
+    threading.Thread(target=end_one, daemon=True).start()
     with pytest.raises(WorkerDied, match="ended by SIGKILL at tokenising") as told:
-        prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART, progress=end_one)
+        prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert told.value.exit_code == 128 + signal.SIGKILL and "start the same command again" in told.value.try_
     prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
@@ -320,3 +325,32 @@ def test_a_small_corpus_holds_out_one_document_as_the_cache_does_and_a_mixture_i
     mixed = replace(spec, mix=(MixSpec(spec.source), MixSpec(spec.source, name="again")))
     with pytest.raises(ConfigError, match="prepare of a mixture"):
         prepare(mixed, tmp_path / "mixed")
+
+
+def test_sources_of_a_mixture_and_a_named_tokenizer_are_one(tmp_path: Path) -> None:
+    """Numbers of shards by one tokenizer were learnt as those of another's texts."""
+    pytest.importorskip("tokenizers")
+    spec = write_corpus(tmp_path / "text")
+    learned = replace(spec, tokenizer="bpe", vocab=280, seq_len=16, cache_dir=str(tmp_path / "cache"))
+    folder = Path(prepare(learned, tmp_path / "bpe").folder)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    more = {**told, "added_tokens": [*told["added_tokens"], {**told["added_tokens"][0], "id": 280, "content": "<|s|>"}]}
+    moved = json.loads(json.dumps(told))
+    words = moved["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    for name, text in (("more", more), ("moved", moved)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(text, indent=1))
+    shards, text = MixSpec(str(folder)), MixSpec(spec.source, name="text")
+    same = replace(learned, vocab=4096, tokenizer=str(tmp_path / "more"), mix=(shards, text))
+    assert open_sources(same, 7)[0].vocab == 281
+    with pytest.raises(DataError, match="were not made by one tokenizer"):
+        open_sources(replace(same, tokenizer="bytes"), 7)
+    for name in ("moved", "more"):
+        alone = replace(learned, source=str(folder), tokenizer=str(tmp_path / name), mix=())
+        with (
+            pytest.raises(ConfigError, match="made with another tokenizer")
+            if name == "moved"
+            else contextlib.nullcontext()
+        ):
+            assert open_sources(alone, 7)[0].samples > 0

@@ -10,9 +10,9 @@ from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import cache_root
 from paceline.task.data.sources.shards.folder import ShardedSplit, read_index, splits_of, tokenizer_of
-from paceline.task.data.sources.shards.megatron import megatron_splits, prefix_of
+from paceline.task.data.sources.shards.megatron import megatron_splits, prefix_of, refuse_without_ends
 from paceline.task.data.sources.shards.source import PackedShards, ShardSource
-from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from paceline.task.data.sources.tokenizer import OWN, ByteTokenizer, Tokenizer, load_tokenizer
 from paceline.task.data.storage.bytes import Storage
 from paceline.task.data.storage.remote import is_remote
 from paceline.units import format_count
@@ -81,9 +81,23 @@ def open_token_set(data: DataSpec, kind: str, path: str) -> TokenSet:
     splits = splits_of(path, index, storage)
     what = f"{format_count(index.tokens('train') + index.tokens('validation'))} tokens in {_name(path)}"
     tokenizer = tokenizer_of(path, index, storage)
+    _refuse_other_tokenizer(data, path, tokenizer)
     size = int(index.card.get("bytes", 0))
     return TokenSet(what, index.vocab, splits["train"], splits["validation"], size, index.fingerprint, storage,
                     tokenizer, index.card)  # fmt: skip
+
+
+def _refuse_other_tokenizer(data: DataSpec, path: str, own: Tokenizer) -> None:
+    """Raise ConfigError where the data name a tokenizer, or the model's folder has one, and shards are of another."""
+    if data.tokenizer in OWN:
+        return
+    from paceline.task.data.rows.one_tokenizer import unlike
+
+    if differs := unlike(own.to_json(), load_tokenizer(data.tokenizer).to_json()):
+        raise ConfigError(
+            f"the tokens in '{path}' were made with another tokenizer than '{data.tokenizer}'", differs,
+            f"tokens made with it: paceline data prepare SOURCE OUT --set task.data.tokenizer={data.tokenizer}",
+        )  # fmt: skip
 
 
 def _open_megatron(data: DataSpec, prefix: str, storage: Storage) -> TokenSet:
@@ -95,6 +109,8 @@ def _open_megatron(data: DataSpec, prefix: str, storage: Storage) -> TokenSet:
             'task.data.tokenizer = "PATH/tokenizer.json", or task.data.arguments = { vocab = 50257 }',
         )  # fmt: skip
     splits = megatron_splits(prefix, data.validation_fraction, storage)
+    if data.rows == "packed" or not data.cross_documents:
+        refuse_without_ends(splits["train"], prefix)
     what = f"{format_count(sum(split.tokens for split in splits.values()))} tokens in {_name(prefix)}"
     by_bytes = ByteTokenizer() if vocab == ByteTokenizer.vocab and tokenizer is None else None
     return TokenSet(what, vocab, splits["train"], splits["validation"], 0, splits["train"].digest, storage,
