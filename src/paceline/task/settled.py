@@ -22,7 +22,16 @@ from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.labels import check_classes
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
-from paceline.task.head import PAIRS, SEQ2SEQ, check_next_token, new_head_of, with_head, with_image_head
+from paceline.task.head import (
+    PAIRS,
+    PREPROCESSOR,
+    SEQ2SEQ,
+    check_next_token,
+    new_head_of,
+    pixels_of,
+    with_head,
+    with_image_head,
+)
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -295,6 +304,7 @@ def _settle_image_head(decided: _Decided) -> None:
         from paceline.task.data.sources.images.listing import list_images
         from paceline.task.data.sources.shards.opened import storage_of
 
+        _settle_pixels(decided, folder)
         data = decided.data
         found = with_image_head(
             model, folder, lambda: list_images(path, storage_of(data), tuple(data.include)).classes
@@ -302,6 +312,15 @@ def _settle_image_head(decided: _Decided) -> None:
         if found is not None:
             decided.option("model", *found)
         _train_head(decided)
+
+
+def _settle_pixels(decided: _Decided, folder: Path) -> None:
+    """Have pixels be as the model of a folder has seen them, where the data state nothing else."""
+    before = decided.data
+    unstated = [name for name in ("normalise", "image_size") if not before.states(name)]
+    for name, value in pixels_of(folder, need_word="normalise" in unstated).items():
+        if name in unstated and value != getattr(before, name):
+            decided.data_option(name, value, f"the {PREPROCESSOR} of the model's folder says so")
 
 
 def _check_head(model: ModelSpec, outputs: int) -> None:
