@@ -18,10 +18,14 @@ from typing import IO
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.errors import ConfigError, DataError, WorkerDied
+from paceline.run.loop.sources import open_sets
+from paceline.run.process.world import World
 from paceline.spec.data.mix import MixSpec
-from paceline.spec.task import DataSpec
+from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec, HeldOutSetSpec
 from paceline.task.data.prepare import prepare as module
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
@@ -354,3 +358,8 @@ def test_sources_of_a_mixture_and_a_named_tokenizer_are_one(tmp_path: Path) -> N
             else contextlib.nullcontext()
         ):
             assert open_sources(alone, 7)[0].samples > 0
+    other = prepare(replace(learned, tokenizer=str(tmp_path / "moved")), tmp_path / "other").folder
+    task = Task(data=replace(learned, source=str(folder), tokenizer="bytes"),
+                evaluate=EvaluateSpec(sets=(HeldOutSetSpec("later", str(other)),)))  # fmt: skip
+    with pytest.raises(ConfigError, match="samples of task.evaluate.sets 'later' are not like those"):
+        open_sets(task, World(0, 1, 0, torch.device("cpu")), open_sources(task.data, 7)[0])

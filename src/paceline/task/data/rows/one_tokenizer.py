@@ -14,7 +14,13 @@ from paceline.task.data.storage.bytes import beside
 
 
 def tokenizer_text(source: object) -> str | None:
-    """Return the tokenizer.json that a source's tokens were made with; None where nothing says how they were."""
+    """Return the tokenizer.json that a source's tokens were made with; None where nothing says how they were.
+
+    Of a mixture, whose sources are of one, that of the first that says so.
+    """
+    for part in getattr(source, "sources", ()):
+        if (text := tokenizer_text(part)) is not None:
+            return text
     split = getattr(source, "split", None)
     if isinstance(split, TokenSplit):
         file = Path(split.folder) / TOKENIZER
@@ -23,6 +29,12 @@ def tokenizer_text(source: object) -> str | None:
     if isinstance(opens, OpensShards):
         return bytes(opens.storage.read_all(beside(opens.path, TOKENIZER))).decode()
     return None
+
+
+def tokens_differ(source: object, like: object) -> str:
+    """Return why numbers of a source's tokens may stand for other text than another's; "" where nothing says so."""
+    own, other = tokenizer_text(source), tokenizer_text(like)
+    return unlike(other, own) if own is not None and other is not None else ""
 
 
 def unlike(one: str, other: str) -> str:
