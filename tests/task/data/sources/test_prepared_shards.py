@@ -361,5 +361,5 @@ def test_sources_of_a_mixture_and_a_named_tokenizer_are_one(tmp_path: Path) -> N
     other = prepare(replace(learned, tokenizer=str(tmp_path / "moved")), tmp_path / "other").folder
     task = Task(data=replace(learned, source=str(folder), tokenizer="bytes"),
                 evaluate=EvaluateSpec(sets=(HeldOutSetSpec("later", str(other)),)))  # fmt: skip
-    with pytest.raises(ConfigError, match="samples of task.evaluate.sets 'later' are not like those"):
+    with pytest.raises(ConfigError, match=r"samples of task\.evaluate\.sets 'later' are not like"):
         open_sets(task, World(0, 1, 0, torch.device("cpu")), open_sources(task.data, 7)[0])
