@@ -326,6 +326,9 @@ def test_a_small_corpus_holds_out_one_document_as_the_cache_does_and_a_mixture_i
     assert np.array_equal(held_out[:], cached.open())
     assert not prepare(spec, tmp_path / "out", part_bytes=20).made
     assert not any(prepare(replace(spec, validation_fraction=0.0), tmp_path / "all").index.splits["validation"])
+    for late in ({"score_min": 0.0}, {"score_max": 0.0}, {"max_bytes": 9}, {"include": ("*.txt",)}):
+        with pytest.raises(ConfigError, match="tokens that are made already"):
+            open_sources(DataSpec(str(done.folder), seq_len=2, **late), 7)  # type: ignore[arg-type]
     mixed = replace(spec, mix=(MixSpec(spec.source), MixSpec(spec.source, name="again")))
     with pytest.raises(ConfigError, match="prepare of a mixture"):
         prepare(mixed, tmp_path / "mixed")

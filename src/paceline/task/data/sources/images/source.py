@@ -24,7 +24,7 @@ from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.decoding import FORMAT, decoded
 from paceline.task.data.sources.images.in_memory import SquaresInMemory
 from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
-from paceline.task.data.sources.shards.opened import storage_of
+from paceline.task.data.sources.shards.opened import options_of_text, storage_of
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
@@ -220,7 +220,7 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     `seed` is the task's: what is drawn for training follows from it. Raises DataError where there are none,
     ConfigError for options that choose documents, MissingExtra without Pillow.
     """
-    if of_text := [name for name in ("document_tokens", "score_min", "score_max", "max_bytes") if getattr(data, name)]:
+    if of_text := options_of_text(data, ("document_tokens", "score_min", "score_max", "max_bytes")):
         raise ConfigError(
             f"task.data.{of_text[0]} with images", "documents are chosen by it, and images are read whole",
             "include, which chooses images by their names; or leave it out",

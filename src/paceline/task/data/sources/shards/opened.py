@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ class TokenSet:
 
         Raises DataError where `train` has none, ConfigError for options that only the making of tokens can follow.
         """
-        late = [name for name in OF_TEXT if getattr(data, name)]
-        if late:
+        if late := options_of_text(data, OF_TEXT):
             raise ConfigError(
                 f"task.data.{late[0]} with tokens that are made already", "documents are chosen as tokens are made",
                 f"paceline data prepare SOURCE OUT --set task.data.{late[0]}=...",
@@ -64,6 +64,12 @@ class TokenSet:
 
         enough = self.validation.tokens > 1 if packed else self.validation.windows(data.seq_len)
         return source(self.train), source(self.validation) if enough else None
+
+
+def options_of_text(data: DataSpec, names: Sequence[str]) -> list[str]:
+    """Return those of the options that choose documents, and that the data set: a score of 0 is one."""
+    plain = DataSpec()
+    return [name for name in names if getattr(data, name) != getattr(plain, name)]
 
 
 def storage_of(data: DataSpec) -> Storage:
