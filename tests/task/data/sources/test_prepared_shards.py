@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import random
 import signal
-import threading
-import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -178,20 +178,22 @@ def test_what_a_folder_holds_is_not_added_to_it_again(tmp_path: Path, workers: i
     assert not mixed["dedup"], "documents that were there are still there twice"
 
 
-def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = write_corpus(tmp_path / "text")
     prepare(spec, tmp_path / "whole", part_bytes=PART)
 
-    def end_one() -> None:
-        """End a worker while it starts: on a loaded machine all may be done before anybody hears of the first part."""
-        while not (workers := multiprocessing.active_children()):
-            time.sleep(0.001)
-        os.kill(workers[0].pid or 0, signal.SIGKILL)
+    def ended(coming: Collection[Future[object]]) -> Iterator[Future[object]]:
+        """End a worker before anything is waited for: on a loaded machine all may be done when one part is told."""
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        return as_completed(coming)
 
-    threading.Thread(target=end_one, daemon=True).start()
+    monkeypatch.setattr(module, "as_completed", ended)
     with pytest.raises(WorkerDied, match="ended by SIGKILL at tokenising") as told:
         prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert told.value.exit_code == 128 + signal.SIGKILL and "start the same command again" in told.value.try_
+    monkeypatch.undo()
     prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
