@@ -139,10 +139,12 @@ def refuse_without_ends(split: ShardedSplit, prefix: str) -> None:
     """Raise DataError where documents do not end with one token: what tells them apart would take their last for it."""
     offsets, tokens = split.offsets(), split.open()
     ends = offsets[1:][np.diff(offsets) > 0]
-    some = np.unique(np.linspace(0, len(ends) - 1, LOOKED_AT).astype(np.int64)) if len(ends) else []
-    last = {int(tokens[int(ends[at]) - 1 : int(ends[at])][0]): at for at in some}
-    if len(last) > 1:
-        one, other = list(last)[:2]
+    if not len(ends):
+        return
+    some = ends[np.unique(np.linspace(0, len(ends) - 1, LOOKED_AT).astype(np.int64))]
+    last = [int(tokens[end - 1 : end][0]) for end in some.tolist()]
+    if len(set(last)) > 1:
+        one, other = list(dict.fromkeys(last))[:2]
         raise DataError(
             f"the documents of '{prefix}' do not end with an end-of-document token",
             f"one ends with token {one} and another with {other}, and documents are to be told apart",
