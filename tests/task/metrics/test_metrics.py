@@ -210,6 +210,9 @@ def test_a_token_stands_for_its_bytes(tmp_path: Path) -> None:
     }
     assert metric.values(sums, loss) == {"bits_per_byte": pytest.approx(1.0)}
     written = json.loads(tokenizer.to_str())
+    listed = {**written, "model": {"type": "Unigram", "vocab": [["a", -1.0], ["\u0120bc", -2.0]], "unk_id": None}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**listed, "added_tokens": []}))
+    assert bytes_of_tokens(source)[:3].tolist() == [1, 3, 0]
     written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ConfigError, match="neighbours"):
