@@ -140,3 +140,12 @@ def test_images_are_chosen_by_their_names_and_by_nothing_that_chooses_documents(
     for name in ("max_bytes", "score_min", "score_max", "document_tokens"):
         with pytest.raises(ConfigError, match=rf"task\.data\.{name} with images"):
             open_sources(replace(spec, **{name: 0.0 if "score" in name else 1}), 7)
+
+
+def test_images_of_one_name_are_split_by_their_folders(tmp_path: Path) -> None:
+    """All of them were held out: "no images are left"."""
+    for at, name in enumerate(f"{kind}/{number}" for kind in ("cat", "dog") for number in range(5)):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (at, at, at)).save(tmp_path / name / "image.png")
+    train, held_out = open_sources(DataSpec(str(tmp_path), image_size=8), 7)
+    assert held_out is not None and (train.samples, held_out.samples) == (9, 1)

@@ -227,7 +227,10 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
         )  # fmt: skip
     storage = storage_of(data)
     listing = list_images(path, storage, tuple(data.include))
-    values = [split_value(document_hash(os.fsencode(entry.name.rpartition("/")[2]))) for entry in listing.entries]
+    names = [entry.name.rpartition("/")[2] for entry in listing.entries]
+    if len(set(names)) == 1 < len(names):  # each in a folder of its own: all of them would be on one side
+        names = [entry.name.rpartition(": ")[2] for entry in listing.entries]
+    values = [split_value(document_hash(os.fsencode(name))) for name in names]
     limit = split_limit(values, data.validation_fraction)
     named = any(entry.held_out for entry in listing.entries)
     held_out = np.array([bool(entry.held_out) if named else value < limit
