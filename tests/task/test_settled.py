@@ -4,6 +4,7 @@ is never taken for labels, nor a table for prose."""
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.load import Spec, load_spec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.sources.tables.store import open_table
+from paceline.task.head import PAIRS as SOURCES
 from paceline.task.settled import POOLED, settle
 
 LABELLED = "text,label\n" + "".join(f"text {at},{'abc'[at % 3]}\n" for at in range(30))
@@ -348,3 +351,18 @@ def test_pixels_are_as_the_model_of_a_folder_has_seen_them(
     once = settle(load_spec(spec)).spec
     assert (once.task.data.normalise, once.task.data.image_size) == found
     assert settle(once).spec.task == once.task
+
+
+def test_pairs_are_in_the_tokens_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("source,target\na,b\n")
+    for name, tokens in (("one", "ab"), ("same", "ab"), ("other", "ba")):
+        (tmp_path / name).mkdir()
+        config = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        vocab = {token: at for at, token in enumerate(tokens)}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    for name in ("one", "same", "other"):
+        data = DataSpec(SOURCES, arguments={"path": str(tmp_path / "t.csv"), "model": str(tmp_path / name)})
+        task = Task(model=ModelSpec(str(tmp_path / "one"), weights="none"), data=data, objective="seq2seq")
+        with pytest.raises(ConfigError, match="pairs in the tokens of") if name == "other" else nullcontext():
+            settle(Spec(task=task))

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, DamagedData
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.load import Spec
-from paceline.spec.model_folder import folder_of, tokenizer_of
+from paceline.spec.model_folder import THEIRS, TOKENIZER, folder_of, tokenizer_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
@@ -71,6 +71,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
         check_next_token(task, of_text=_is_text(task.data))
+        _refuse_other_pairs(task)
         _settle_image_head(decided)
         return _settled(spec, decided)
     _refuse_pairs(task)
@@ -290,6 +291,24 @@ def _refuse_pairs(task: Task) -> None:
         f'data.source = "{PAIRS}", data.arguments = {{ path = "{path}", model = "{folder}" }}, with source_field and'
         " target_field where the columns are not called source and target",
     )
+
+
+def _refuse_other_pairs(task: Task) -> None:
+    """Raise ConfigError for sources and targets in the tokens of another folder than the model's."""
+    for part in task.data.parts() if isinstance(task.model, ModelSpec) else ():
+        named = part.arguments.get("model") if part.source == PAIRS else None
+        if not isinstance(named, str) or (own := tokenizer_of(task.model.name)) is None:
+            continue
+        other = Path(named.removeprefix(THEIRS)).expanduser() / TOKENIZER
+        if not other.is_file():
+            continue  # who reads the pairs says so
+        from paceline.task.data.rows.one_tokenizer import unlike
+
+        if differs := unlike(own.read_text("utf-8"), other.read_text("utf-8")):
+            raise ConfigError(
+                f"pairs in the tokens of '{named}' for the model in '{task.model.name}'", differs,
+                f'data.arguments.model = "{task.model.name}"',
+            )  # fmt: skip
 
 
 def _settle_image_head(decided: _Decided) -> None:
