@@ -4,6 +4,7 @@ is never taken for labels, nor a table for prose."""
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.load import Spec, load_spec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.sources.tables.store import open_table
+from paceline.task.head import PAIRS as SOURCES
 from paceline.task.settled import POOLED, settle
 
 LABELLED = "text,label\n" + "".join(f"text {at},{'abc'[at % 3]}\n" for at in range(30))
@@ -308,3 +311,58 @@ def test_another_head_is_asked_for_by_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no head for whole texts") as caught:
         settle(spec_of(tmp_path, "a.csv", LABELLED, model[0]))
     assert "num_labels = 3" in caught.value.try_
+
+
+HALF, CLIPS = [0.5, 0.5, 0.5], [0.48145466, 0.4578275, 0.40821073]
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+
+
+@pytest.mark.parametrize(("told", "stated", "found"), [
+    ({"image_mean": HALF, "image_std": HALF, "size": {"height": 30, "width": 30}}, "", ("half", 30)),
+    ({**IMAGENET, "size": {"shortest_edge": 40}, "crop_size": 32, "do_center_crop": True}, "", ("imagenet", 32)),
+    ({**IMAGENET, "do_normalize": False, "size": 30}, "", ("none", 30)),
+    ({"image_mean": HALF, "image_std": HALF, "size": 30}, 'normalise = "imagenet"\nimage_size = 16', ("imagenet", 16)),
+    ({"image_mean": CLIPS, "image_std": HALF}, 'normalise = "none"', ("none", 224)),
+    ({"image_mean": CLIPS, "image_std": HALF}, "", None),
+    ({}, "", ("none", 224)),
+])  # fmt: skip
+def test_pixels_are_as_the_model_of_a_folder_has_seen_them(
+    tmp_path: Path, told: dict[str, Any], stated: str, found: tuple[str, int] | None
+) -> None:
+    """An export kept the folder's mean and deviation, with which it was then read; training had left pixels in 0..1."""
+    image = pytest.importorskip("PIL.Image")
+    for at, name in enumerate(("cat", "dog")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        image.new("RGB", (8, 8), (at, at, at)).save(tmp_path / "pictures" / name / "0.png")
+    model = tmp_path / "vit"
+    model.mkdir()
+    config = {"architectures": ["ViTForImageClassification"], "model_type": "vit", **VISION}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "tokenizer.json").write_text("{}")  # as CLIP's has one: what is unstated stays so beside it
+    if told:
+        (model / "preprocessor_config.json").write_text(json.dumps(told))
+    spec = tmp_path / "spec.toml"
+    spec.write_text(f'[task]\nmodel = {{ name = "{model}", weights = "none" }}\n[task.data]\n'
+                    f'source = "{tmp_path / "pictures"}"\n{stated}\n')  # fmt: skip
+    if found is None:
+        with pytest.raises(ConfigError, match="has no word for it"):
+            settle(load_spec(spec))
+        return
+    once = settle(load_spec(spec)).spec
+    assert (once.task.data.normalise, once.task.data.image_size) == found
+    assert settle(once).spec.task == once.task
+
+
+def test_pairs_are_in_the_tokens_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("source,target\na,b\n")
+    for name, tokens in (("one", "ab"), ("same", "ab"), ("other", "ba")):
+        (tmp_path / name).mkdir()
+        config = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        vocab = {token: at for at, token in enumerate(tokens)}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    for name in ("one", "same", "other"):
+        data = DataSpec(SOURCES, arguments={"path": str(tmp_path / "t.csv"), "model": str(tmp_path / name)})
+        task = Task(model=ModelSpec(str(tmp_path / "one"), weights="none"), data=data, objective="seq2seq")
+        with pytest.raises(ConfigError, match="pairs in the tokens of") if name == "other" else nullcontext():
+            settle(Spec(task=task))

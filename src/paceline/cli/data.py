@@ -129,10 +129,14 @@ def _prepare(options: argparse.Namespace) -> int:
         print(f"  {split:<12}{documents}, {plural(done.index.tokens(split), 'token')}")
     if card["duplicates_removed"]:
         print(f"  left out, as they are like earlier ones: {plural(card['duplicates_removed'], 'document')}")
-    if card["left_out"]:
-        print(f"  left out: {plural(card['left_out'], 'damaged document')}, the first: {card['left_out_first']}")
+    _tell_left_out(card["left_out"], card["left_out_first"])
     print(f'  read by      task.data.source = "{done.folder}" · fingerprint {done.index.fingerprint}')
     return 0
+
+
+def _tell_left_out(count: int, first: str) -> None:
+    if count:
+        print(f"  left out: {plural(count, 'damaged document')}, the first: {first}")
 
 
 def _score(options: argparse.Namespace) -> int:
@@ -147,6 +151,7 @@ def _score(options: argparse.Namespace) -> int:
         return 0
     scored = plural(done.documents, "document")
     print(f"scored   {scored} by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}")
+    _tell_left_out(done.left_out, done.left_out_first)
     if done.core is not None:
         print(
             f"  core set     {plural(done.core.documents, 'document')} · every other one is within"
@@ -172,6 +177,7 @@ def _copies(options: argparse.Namespace) -> int:
         f"compared {plural(done.documents, 'document')}: {done.near:,} share at least 0.8 with an earlier one, of which"
         f" {done.equal:,} seem equal to it: {done.out}"
     )
+    _tell_left_out(done.left_out, done.left_out_first)
     print(f'  without them task.data.source = "{done.out}" · task.data.score_max = 0.8')
     return 0
 

@@ -57,6 +57,13 @@ def _prepared(spec: Spec, say: Callable[[str], None] | None) -> Prepared:
             "every source that still has a weight is then read as often as its limit allows",
             f'task.stop = "{_steps_within(facts.end, stretches)} steps", later limits, or a source without one',
         )
+    if facts.end is not None and taken + (spare := _passed_over(spec, stretches)) > facts.end:
+        raise ConfigError(
+            f"the mixture ends after {facts.end:,} samples, and the task takes {taken:,} and up to {spare:,} more",
+            "on_spike = 'rollback' passes over samples, and others are trained on instead",
+            f'task.stop = "{_steps_within(facts.end - spare, stretches)} steps", later limits, a source without one, or'
+            " run.health.on_spike = 'skip'",
+        )
     return Prepared(spec, facts, profile, batch, steps, settled.decisions)
 
 
@@ -83,6 +90,15 @@ def _profile(task: Task, facts: DataFacts, rows: RowLengths | None, batch: int, 
     longest = min(rows.longest, facts.items_per_sample) if of_tokens else facts.items_per_sample
     profile = profile_task(task, dataclasses.replace(facts, items_per_sample=longest))
     return dataclasses.replace(profile, tokens_per_sample=longest, fills=rows.fills(steps * batch, batch))
+
+
+def _passed_over(spec: Spec, stretches: Sequence[tuple[int, int]]) -> int:
+    """Return how many samples a run passes over at most, in going back for spikes; stretches as below."""
+    health = spec.run.health
+    if health.on_spike != "rollback":
+        return 0
+    steps, largest = sum(count for count, _ in stretches), max((batch for _, batch in stretches), default=0)
+    return health.most_skips * -(-steps // health.skips_window) * largest
 
 
 def _steps_within(samples: int, stretches: Sequence[tuple[int, int]]) -> int:

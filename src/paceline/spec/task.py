@@ -302,7 +302,9 @@ class Task(Declared, table="task"):
         if isinstance(model, ModelSpec) and isinstance(data, DataSpec) and not data.states("tokenizer"):
             found = tokenizer_of(model.name)
             if found is not None:
-                object.__setattr__(self, "data", replace(data, tokenizer=str(found)))
+                given = replace(data, tokenizer=str(found))
+                object.__setattr__(given, "_stated", data._stated | {"tokenizer"})  # a copy states every option
+                object.__setattr__(self, "data", given)
 
     @property
     def adaptation(self) -> Adaptation:

@@ -7,7 +7,7 @@ rows of the table up. Imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ConfigError
 from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.data.sources.images.normals import NORMALS
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.new_heads import CAUSAL, HEADS, NAMED, OF_TOKENS, new_head
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
+PREPROCESSOR = "preprocessor_config.json"
+SAME_PIXELS = 1e-3
 SEQ2SEQ, PAIRS = "seq2seq", "paceline.task.data.sequence_pairs:sequence_pairs"
 # What transformers makes of a head's outputs by itself: without the word they are classes, of which one is true.
 PROBLEM, PROBLEMS = "problem_type", {"multi_label": "multi_label_classification", "regression": "regression"}
@@ -94,6 +97,40 @@ def with_image_head(
     arguments = {**model.arguments, "num_labels": len(classes), **_named(classes)}
     because = f"the folder's head has {found} outputs, and the images are of {len(classes)} classes: it is drawn anew"
     return replace(model, arguments=arguments, fresh=tuple(dict.fromkeys((*model.fresh, *fresh)))), because
+
+
+def pixels_of(folder: Path, *, need_word: bool) -> dict[str, object]:
+    """Return what of task.data a folder's preprocessor_config.json says: `normalise` and `image_size`, where it does.
+
+    Raises ConfigError for a mean and a deviation that `normalise` has no word for, where one is needed.
+    """
+    told = _table_in(folder / PREPROCESSOR)
+    mean, deviation = told.get("image_mean"), told.get("image_std")
+    found: dict[str, object] = {}
+    if told.get("do_normalize", True) and isinstance(mean, list) and isinstance(deviation, list):
+        found["normalise"] = next((name for name, both in NORMALS.items() if _near((mean, deviation), both)), "")
+        if need_word and not found["normalise"]:
+            raise ConfigError(
+                f"the model in '{folder}' reads images of the mean {mean} and the deviation {deviation}",
+                f"its {PREPROCESSOR} says so, and task.data.normalise has no word for it",
+                f"task.data.normalise, stated: the nearest is one of {', '.join(map(repr, NORMALS))}",
+            )
+    elif told.get("do_normalize") is False:
+        found["normalise"] = "none"
+    size = told.get("crop_size") if told.get("do_center_crop") else None
+    size = told.get("size") if size is None else size
+    sides = set(size.values()) if isinstance(size, Mapping) else {size}
+    if len(sides) == 1 and isinstance(side := sides.pop(), int) and side > 0:
+        found["image_size"] = side
+    return found
+
+
+def _near(given: tuple[list[float], list[float]], known: tuple[Sequence[float], Sequence[float]]) -> bool:
+    return all(
+        len(some) == len(others)
+        and all(abs(one - other) < SAME_PIXELS for one, other in zip(some, others, strict=True))
+        for some, others in zip(given, known, strict=True)
+    )
 
 
 def _named(classes: Sequence[str]) -> dict[str, object]:
@@ -179,17 +216,22 @@ def _width(config: dict[str, Any]) -> int:
 
 def config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:
     """Return the config.json of a folder of Hugging Face with what the task changes; nothing where there is none."""
-    try:
-        found = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+    if not (found := _table_in(folder / CONFIG)):
         return {}  # who builds the model says what is wrong with it
-    if not isinstance(found, dict):
-        return {}
     changes = dict(model.arguments)
     if "num_labels" in changes:
         found.pop("id2label", None)  # of the head before
     named = {"architectures": [changes.pop("architecture")]} if "architecture" in changes else {}
     return {**found, **changes, **named}
+
+
+def _table_in(file: Path) -> dict[str, Any]:
+    """Return what a file of JSON holds; nothing where there is none, or no table in it."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_next_token(task: Task, *, of_text: bool) -> None:

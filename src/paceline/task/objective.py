@@ -44,7 +44,7 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     rows, and "real", for models with an argument of this name: which tokens are no padding.
     """
     tokens, labels = _field(batch, "tokens"), _field(batch, "labels")  # or LabelsByRow
-    options = _beside_tokens(model, batch)
+    options = beside_tokens(model, batch)
     if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
         return model(tokens, labels=labels, **options)
     if (by_head := chunked_loss(model, tokens, labels, options)) is not None:
@@ -54,7 +54,7 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
-    return _logits(model(_field(batch, "tokens"), **_beside_tokens(model, batch)))
+    return _logits(model(_field(batch, "tokens"), **beside_tokens(model, batch)))
 
 
 def classification(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
@@ -256,7 +256,7 @@ def without_cache(model: nn.Module) -> dict[str, object]:
     return {"use_cache": False} if "use_cache" in _parameters_of(type(model).forward) else {}
 
 
-def _beside_tokens(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:
+def beside_tokens(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:
     """Return what a model is given with its tokens: where they stand and what they see, as the batch says."""
     found: dict[str, object] = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:

@@ -15,14 +15,23 @@ from paceline.errors import ConfigError, DamagedData
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.load import Spec
-from paceline.spec.model_folder import folder_of, tokenizer_of
+from paceline.spec.model_folder import THEIRS, TOKENIZER, folder_of, tokenizer_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.labels import check_classes
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
-from paceline.task.head import PAIRS, SEQ2SEQ, check_next_token, new_head_of, with_head, with_image_head
+from paceline.task.head import (
+    PAIRS,
+    PREPROCESSOR,
+    SEQ2SEQ,
+    check_next_token,
+    new_head_of,
+    pixels_of,
+    with_head,
+    with_image_head,
+)
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -62,6 +71,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
         check_next_token(task, of_text=_is_text(task.data))
+        _refuse_other_pairs(task)
         _settle_image_head(decided)
         return _settled(spec, decided)
     _refuse_pairs(task)
@@ -283,6 +293,24 @@ def _refuse_pairs(task: Task) -> None:
     )
 
 
+def _refuse_other_pairs(task: Task) -> None:
+    """Raise ConfigError for sources and targets in the tokens of another folder than the model's."""
+    for part in task.data.parts() if isinstance(task.model, ModelSpec) else ():
+        named = part.arguments.get("model") if part.source == PAIRS else None
+        if not isinstance(named, str) or (own := tokenizer_of(task.model.name)) is None:
+            continue
+        other = Path(named.removeprefix(THEIRS)).expanduser() / TOKENIZER
+        if not other.is_file():
+            continue  # who reads the pairs says so
+        from paceline.task.data.rows.one_tokenizer import unlike
+
+        if differs := unlike(own.read_text("utf-8"), other.read_text("utf-8")):
+            raise ConfigError(
+                f"pairs in the tokens of '{named}' for the model in '{task.model.name}'", differs,
+                f'data.arguments.model = "{task.model.name}"',
+            )  # fmt: skip
+
+
 def _settle_image_head(decided: _Decided) -> None:
     """Give a folder of Hugging Face that tells images apart a head for the classes that there are."""
     task, model = decided.task, decided.task.model
@@ -295,10 +323,23 @@ def _settle_image_head(decided: _Decided) -> None:
         from paceline.task.data.sources.images.listing import list_images
         from paceline.task.data.sources.shards.opened import storage_of
 
-        found = with_image_head(model, folder, lambda: list_images(path, storage_of(decided.data)).classes)
+        _settle_pixels(decided, folder)
+        data = decided.data
+        found = with_image_head(
+            model, folder, lambda: list_images(path, storage_of(data), tuple(data.include)).classes
+        )  # fmt: skip
         if found is not None:
             decided.option("model", *found)
         _train_head(decided)
+
+
+def _settle_pixels(decided: _Decided, folder: Path) -> None:
+    """Have pixels be as the model of a folder has seen them, where the data state nothing else."""
+    before = decided.data
+    unstated = [name for name in ("normalise", "image_size") if not before.states(name)]
+    for name, value in pixels_of(folder, need_word="normalise" in unstated).items():
+        if name in unstated and value != getattr(before, name):
+            decided.data_option(name, value, f"the {PREPROCESSOR} of the model's folder says so")
 
 
 def _check_head(model: ModelSpec, outputs: int) -> None:

@@ -18,7 +18,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.adapt.distill import Distilled, distillation, distilled, student_of
+from paceline.task.adapt.distill import Distilled, _paired, distillation, distilled, student_of
 from paceline.task.models.build import build_model
 from paceline.task.models.held import local_of
 from paceline.task.profile.apart import trace_here
@@ -69,6 +69,24 @@ def test_hidden_states_are_compared_at_the_same_part_of_the_depth() -> None:
         apart = (model.bridge(seen[mine]) - seen[theirs])[counted]
         expected = expected + 0.3 / 2 * apart.square().mean(-1).sum()
     torch.testing.assert_close(loss, expected)
+
+
+def test_a_deeper_student_begins_at_the_teachers_first_block() -> None:
+    deep, flat = (build_model(ModelSpec(**{**STUDENT, "layers": layers}), VOCAB, 8, seed=1) for layers in (4, 2))
+    pairs = [list(flat.layers).index(theirs) for _, theirs in _paired(deep, flat)]
+    assert pairs == [0, 0, 0, 1]
+
+
+def test_packed_documents_are_learnt_each_by_itself() -> None:
+    torch.manual_seed(0)
+    model = distilled(**GIVEN)
+    first, other, own = torch.randint(0, VOCAB, (3, 1, 6)).unbind(0)
+    labels = torch.cat([torch.full_like(own, -100), own], 1)
+    packed = {"labels": labels, "documents": torch.tensor([[1] * 6 + [2] * 6])}
+    told = [distillation(model, {"tokens": torch.cat([before, own], 1), **packed})[0] for before in (first, other)]
+    assert torch.equal(*told)
+    mixed = [distillation(model, {"tokens": torch.cat([each, own], 1), "labels": labels})[0] for each in (first, other)]
+    assert not torch.equal(*mixed)
 
 
 def test_the_teacher_is_frozen_and_no_part_of_a_checkpoint() -> None:

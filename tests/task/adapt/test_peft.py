@@ -89,6 +89,16 @@ def test_what_is_missing_in_the_file_or_unknown_here_is_told(tmp_path: Path) -> 
     (folder / CONFIG).write_text(json.dumps({**config, "bias": "all", "rank_pattern": {"q_proj": 2}}))
     with pytest.raises(ConfigError, match=r"bias = all is not known here; rank_pattern"):
         built(spec)
+    for more, said in (
+        ({"use_dora": True, "use_rslora": True}, "use_rslora scales its product"),
+        ({"init_lora_weights": "pissa"}, "'pissa' has changed the frozen weights"),
+        ({"init_lora_weights": "olora"}, "'olora' has changed the frozen weights"),
+    ):
+        (folder / CONFIG).write_text(json.dumps({**config, **more}))
+        with pytest.raises(ConfigError, match=said):
+            built(spec)
+    (folder / CONFIG).write_text(json.dumps({**config, "init_lora_weights": "gaussian"}))
+    built(spec)
     (folder / CONFIG).write_text(json.dumps(config))
     held = load_file(folder / FILE)
     save_file({name: tensor for name, tensor in held.items() if "layers.1.mlp" not in name}, folder / FILE)

@@ -318,6 +318,9 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     train, held_out = preference_pairs(str(tmp_path / "pairs.jsonl"), 16, held_out=2)  # type: ignore[misc]
     assert (len(train), len(held_out), train.vocab) == (3, 2, ByteTokenizer().vocab)
+    (tmp_path / "marked.jsonl").write_text("\ufeff" + json.dumps(lines[3]) + "\n", "utf-8")  # as Windows writes it
+    marked = preference_pairs(str(tmp_path / "marked.jsonl"), 16)
+    assert torch.equal(marked[0]["tokens"], held_out[0]["tokens"])  # type: ignore[index]
     (tmp_path / "wrong.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n')
     with pytest.raises(DataError, match=r"wrong\.jsonl:1 is no preference pair"):
         preference_pairs(str(tmp_path / "wrong.jsonl"), 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,10 @@ def test_documents_are_selected_by_what_they_share(tmp_path: Path) -> None:
     kept = DataSpec(str(tmp_path / "marked.jsonl"), score_max=0.8, validation_fraction=0.0, seq_len=16,
                     cache_dir=data.cache_dir)  # fmt: skip
     assert open_sources(kept, 7)[0].split.documents == 20  # type: ignore[attr-defined]
+    with (tmp_path / "a.jsonl").open("a") as stream:
+        stream.write('{"text": 5}\n')
+    skipping = mark_copies(replace(data, on_bad="skip"), tmp_path / "skipped.jsonl")
+    assert (skipping.documents, skipping.left_out) == (29, 1) and "is not text" in skipping.left_out_first
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="holds no text"):
         mark_copies(DataSpec(str(tmp_path / "empty.txt")), tmp_path / "none.jsonl")

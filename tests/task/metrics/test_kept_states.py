@@ -119,6 +119,9 @@ def test_metrics_of_torchmetrics_are_those_of_all_samples() -> None:
     numbers, targets = torch.randn(9), torch.randn(9)
     (found,) = added(made(theirs.MeanSquaredError(), regression), numbers[:, None], targets, 4).values()
     assert found == pytest.approx(float((numbers.double() - targets.double()).square().mean()), rel=1e-12)
+    targets[2] = torch.nan  # which the objective leaves out
+    (found,) = added(made(theirs.MeanSquaredError(), regression), numbers[:, None], targets, 4).values()
+    assert found == pytest.approx(float((numbers.double() - targets.double()).square().nanmean()), rel=1e-12)
     columns = (torch.randn(6, 3), torch.randint(0, 2, (6, 3)).float())
     (found,) = added(made(of.MultilabelAccuracy(3, average="micro"), multi_label), *columns, 2).values()
     assert found == pytest.approx(float(((columns[0] > 0) == columns[1].bool()).double().mean()))

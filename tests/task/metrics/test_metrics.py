@@ -23,7 +23,7 @@ from paceline.task.metrics.metric import LossTotal, Metric
 from paceline.task.metrics.own import OwnMetric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.metrics.token_bytes import bytes_of_tokens
-from paceline.task.objective import classification, next_token
+from paceline.task.objective import classification, next_token, regression
 
 LOSS = LossTotal(12.0, 8.0)
 
@@ -97,6 +97,15 @@ def test_numbers_are_as_scikit_learn_has_them_and_not_means_of_means() -> None:
         assert value(metric, parts) == pytest.approx(expected, rel=1e-6)
         of_parts = [value(metric, [part]) for part in parts]
         assert np.mean(of_parts) != pytest.approx(expected, rel=1e-3), "uneven parts would show a mean of means"
+
+
+def test_labels_that_are_no_numbers_count_in_no_metric_as_in_the_loss() -> None:
+    outputs, labels = torch.tensor([[1.5], [2.0], [4.0]]), torch.tensor([1.0, math.nan, 3.0])
+    expected = {"rmse": math.sqrt((0.25 + 1) / 2), "mae": 0.75}
+    for metric in made(*expected):
+        assert value(metric, cut(outputs, labels, [1])) == pytest.approx(expected[metric.name])
+    loss, weight = regression(torch.nn.Identity(), (outputs, labels))
+    assert float(loss / weight) == pytest.approx(expected["rmse"] ** 2)
 
 
 def per_row(outputs: Any, batch: Any) -> torch.Tensor:
@@ -201,6 +210,9 @@ def test_a_token_stands_for_its_bytes(tmp_path: Path) -> None:
     }
     assert metric.values(sums, loss) == {"bits_per_byte": pytest.approx(1.0)}
     written = json.loads(tokenizer.to_str())
+    listed = {**written, "model": {"type": "Unigram", "vocab": [["a", -1.0], ["\u0120bc", -2.0]], "unk_id": None}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**listed, "added_tokens": []}))
+    assert bytes_of_tokens(source)[:3].tolist() == [1, 3, 0]
     written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     with pytest.raises(ConfigError, match="neighbours"):

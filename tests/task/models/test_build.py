@@ -29,6 +29,14 @@ from torch import nn
 def build(width=4):
     return nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5), nn.BatchNorm1d(width))
 
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.BatchNorm1d(4), nn.Parameter(torch.tensor(2.0))
+
+def headed():
+    return nn.Sequential(nn.Linear(4, 4), Head())
+
 def fails():
     raise RuntimeError("no such width")
 
@@ -161,6 +169,18 @@ def test_a_users_model_starts_from_weights_with_its_buffers(module: str, tmp_pat
     save_file(source.state_dict(), path)
     loaded = build_model(ModelSpec(name=f"{module}:build", weights=str(path)), 0, 0, seed=2)
     assert same(source, loaded)
+
+
+def test_a_fresh_head_keeps_the_buffers_and_gets_the_scalars_that_its_class_has(module: str, tmp_path: Path) -> None:
+    """Running means were drawn as ones, and a count of batches, or a scale without dimensions, ended in IndexError."""
+    source = build_model(ModelSpec(name=f"{module}:headed"), 0, 0, seed=1)
+    path = tmp_path / "weights.safetensors"
+    save_file({name: value for name, value in source.state_dict().items() if name.startswith("0.")}, path)
+    loaded = build_model(ModelSpec(name=f"{module}:headed", weights=str(path), fresh=("1.*",)), 0, 0, seed=2)
+    state = loaded.state_dict()
+    assert torch.equal(state["0.weight"], source[0].weight)
+    assert not state["1.norm.running_mean"].any() and state["1.norm.running_var"].eq(1).all()
+    assert int(state["1.norm.num_batches_tracked"]) == 0 and float(state["1.scale"]) == 1.0
 
 
 def test_weights_without_a_rule_are_refused() -> None:

@@ -21,6 +21,7 @@ from paceline.spec.task import Task
 from paceline.units import Amount
 from paceline.verify.process.group import Job, run_jobs
 from paceline.verify.process.read_once import ReadOnce
+from paceline.verify.twin import chosen as chosen_module
 from paceline.verify.twin.chosen import of_chosen, samples_with_items
 
 PLAN = plan_of(Layout(dp_replicate=2), batch=7, precision="fp64")
@@ -59,7 +60,7 @@ def task_of(one_in: int) -> Task:
     )  # fmt: skip
 
 
-def test_two_in_three_of_the_samples_that_are_chosen_have_items() -> None:
+def test_two_in_three_of_the_samples_that_are_chosen_have_items(monkeypatch: pytest.MonkeyPatch) -> None:
     source = RarelyLabelled(20)
     chosen = samples_with_items(task_of(20), PLAN, source)
     having = [one for one in chosen if one % 20 == 0]
@@ -68,6 +69,9 @@ def test_two_in_three_of_the_samples_that_are_chosen_have_items() -> None:
     x, labels = (few.read(ids)[name] for name in ("x", "labels"))
     assert torch.equal(x, source.read(np.array(chosen))["x"]) and (labels >= 0).sum() == 20
     assert few.samples == 30 and few.vocab is None and few.fingerprint != source.fingerprint
+    monkeypatch.setattr(chosen_module, "SECONDS", -1.0)
+    assert samples_with_items(task_of(20), PLAN, source) == (), "nobody waits for what is not found in time"
+    monkeypatch.undo()
     assert samples_with_items(task_of(0), PLAN, source=RarelyLabelled(0)) == () and of_chosen(source, ()) is source
 
 

@@ -258,12 +258,16 @@ SHAPES: dict[str, dict[str, str]] = {
         "documents": "how many were scored",
         "quantiles": "of the scores",
         "core": "of a core set its `documents`, `radius` and `radius_of_one`; else null",
+        "left_out": 'how many could not be read, with on_bad = "skip"',
+        "left_out_first": "why the first of them could not",
     },
     COPIES: {
         "out": "the file that was written",
         "documents": "how many were compared",
         "equal": "how many seem equal to an earlier one",
         "near": "how many share at least 0.8 with one",
+        "left_out": 'how many could not be read, with on_bad = "skip"',
+        "left_out_first": "why the first of them could not",
     },
     INSPECT: {
         "source": "as it was named",

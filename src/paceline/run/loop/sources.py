@@ -19,6 +19,7 @@ from paceline.spec.task import DataSpec, Task
 from paceline.spec.watch.evaluate import HeldOutSetSpec
 from paceline.task.data.protocol import Pair, Source
 from paceline.task.data.rows.mixed import difference_of
+from paceline.task.data.rows.one_tokenizer import tokens_differ
 from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import known_corpus, open_corpus
 from paceline.task.data.sources.manifest import TOKENIZER, Corpus
@@ -86,7 +87,7 @@ def open_set(task: Task, each: HeldOutSetSpec, world: World, like: Source, calle
     `called` is what an error calls the set.
     """
     source = _in_classes_of(open_together(_data_of(task, each), task.seed, world)[0], like)
-    if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
+    if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")) or tokens_differ(source, like):
         raise ConfigError(f"the samples of {called} are not like those of task.data", differs, "data of the same kind")
     return source
 

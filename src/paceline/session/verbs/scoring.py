@@ -13,6 +13,7 @@ from paceline.errors import ConfigError, DataError, StorageError
 from paceline.spec.data.labels import IGNORED
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, Task
+from paceline.task.data.sources.documents import Damaged, read_documents
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,6 +49,8 @@ class ScoredDocuments:
     documents: int
     quantiles: dict[str, float]
     core: CoreSetFound | None = None  # of scores that are places in a core set
+    left_out: int = 0  # documents that could not be read
+    left_out_first: str = ""
 
 
 def score_documents(
@@ -70,7 +73,7 @@ def score_documents(
     chosen = choose_checkpoint(run_dir)
     task = spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task
     tokenizer, seq_len = _tokenizer_of(task), task.data.seq_len
-    model, core = _model_of(task, chosen.path, tokenizer.vocab, seq_len), None
+    model, core, damaged = _model_of(task, chosen.path, tokenizer.vocab, seq_len), None, Damaged(data.on_bad == "skip")
     if by == CORE:
         places, core = _core_set(model, tokenizer, data, seq_len, share, progress)
         coming = iter(places)
@@ -81,18 +84,19 @@ def score_documents(
         means = _means(model, tokenizer, texts, seq_len, lambda tokens: _of_tokens(model, tokens, by))
         return [float(mean) for mean in means]
 
-    scores = _write(data, out, of, progress)
-    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), _quantiles(scores), core)
+    scores = _write(data, out, of, progress, damaged)
+    left = damaged.count, damaged.first
+    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), _quantiles(scores), core, *left)
 
 
 def _write(
-    data: DataSpec, out: Path, of: Callable[[Sequence[bytes]], list[float]], progress: SaysProgress
+    data: DataSpec, out: Path, of: Callable[[Sequence[bytes]], list[float]], progress: SaysProgress, damaged: Damaged
 ) -> list[float]:
-    """Write every document with its score, and return the scores."""
+    """Write every document with its score, and return the scores; `damaged` counts what is left out."""
     scores, unfinished = list[float](), out.with_name(f".{out.name}.part")
     try:
         with unfinished.open("w", encoding="utf-8") as stream:
-            for texts, done in _texts(data):
+            for texts, done in _texts(data, damaged):
                 for text, score in zip(texts, of(texts), strict=True):
                     stream.write(json.dumps({"text": text.decode(), "score": score}, ensure_ascii=False) + "\n")
                     scores.append(score)
@@ -145,15 +149,14 @@ def _core_set(
     return places.tolist(), CoreSetFound(len(core.order), float(radii[-1]), float(radii[0]))
 
 
-def _texts(data: DataSpec) -> Iterator[tuple[list[bytes], float]]:
+def _texts(data: DataSpec, damaged: Damaged | None = None) -> Iterator[tuple[list[bytes], float]]:
     """Yield documents, some at a time, and the share of all files' bytes that were read by then."""
-    from paceline.task.data.sources.documents import read_documents
     from paceline.task.data.sources.files import list_undivided
 
     listing = list_undivided(data)
     whole, done = sum(file.size for file in listing.files) or 1, 0
     texts, size = list[bytes](), 0
-    for document in read_documents(data, listing):
+    for document in read_documents(data, listing, damaged):
         texts.append(document.text)
         size += len(document.text)
         if size >= 4 * PASS_TOKENS:

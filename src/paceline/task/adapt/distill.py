@@ -51,14 +51,17 @@ class Distilled(nn.Module):
 
         return look
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
-        """Return (loss_sum, weight) over the labels [rows, seq] that count, or without labels logits."""
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, documents: Tensor | None = None) -> Any:
+        """Return (loss_sum, weight) over the labels [rows, seq] that count, or without labels logits.
+
+        With `documents` [rows, seq] neither model sees another document than a token's own.
+        """
         for kept in self._states.values():
             kept.clear()
-        own = logits_of(self.student, tokens)
+        own = logits_of(self.student, tokens, documents)
         if labels is None:
             return own
-        theirs = self.teacher(tokens)
+        theirs = self.teacher(tokens, documents)
         if own.shape != theirs.shape:
             raise ConfigError(
                 f"a teacher of {theirs.shape[-1]:,} token values and a student of {own.shape[-1]:,}",
@@ -108,8 +111,13 @@ def distilled(
 
 
 def distillation(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of a student against its teacher, and the count of labels that are not -100."""
-    found: tuple[Tensor, Tensor] = model(batch["tokens"], labels=batch["labels"])
+    """Return the summed loss of a student against its teacher, and the count of labels that are not -100.
+
+    A batch whose "documents" are told apart is read document by document, by both. Raises ConfigError for a model that
+    cannot be told of them.
+    """
+    apart = {"documents": batch["documents"]} if "documents" in batch else {}
+    found: tuple[Tensor, Tensor] = model(batch["tokens"], labels=batch["labels"], **apart)
     return found
 
 
@@ -120,11 +128,14 @@ def student_of(model: ModelSpec) -> ModelSpec | None:
 
 
 def _paired(student: nn.Module, teacher: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """Return each block of the student with the teacher's that stands at the same part of the depth."""
+    """Return each block of the student with the teacher's that stands at the same part of the depth.
+
+    Of a student that is deeper the first blocks have the teacher's first.
+    """
     own, theirs = ([block for _, block in find_blocks(model)] for model in (student, teacher))
     if not own or not theirs:
         raise ConfigError("hidden states are compared block by block", "a model has no repeated blocks", "hidden = 0")
-    return [(block, theirs[(at + 1) * len(theirs) // len(own) - 1]) for at, block in enumerate(own)]
+    return [(block, theirs[max(1, (at + 1) * len(theirs) // len(own)) - 1]) for at, block in enumerate(own)]
 
 
 def _width(model: nn.Module) -> int:

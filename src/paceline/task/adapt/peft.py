@@ -42,8 +42,12 @@ LIKE_EXPERTS = ("gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3")
 OFF: tuple[object, ...] = (None, False, {}, [])
 UNKNOWN: dict[str, tuple[object, ...]] = {"bias": ("none",)} | dict.fromkeys(
     ("rank_pattern", "alpha_pattern", "layer_replication", "lora_bias",
-     "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
+     "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora", "kasa_config", "arrow_config",
+     "monteclora_config"), OFF,
 )  # fmt: skip
+# First values that leave the frozen weights alone. Others (pissa, olora, corda, loftq) take something out of these, so
+# that an adapter beside the whole weights is another model.
+PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 def file_name(name: str, *, is_decoder: bool) -> str:
@@ -174,6 +178,13 @@ def _check_config(folder: Path, spec: AdapterSpec, is_turned: bool) -> None:
     wrong += [
         f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
     ]
+    if kind == "dora" and told.get("use_rslora"):
+        wrong.append("use_rslora scales its product by the root of the rank, and dora here by the rank")
+    if (init := told.get("init_lora_weights")) not in PLAIN_INITS:
+        wrong.append(
+            f"init_lora_weights = '{init}' has changed the frozen weights beside it (peft writes it for the plain ones"
+            " with path_initial_model_for_weight_conversion)"
+        )
     by_weight = told.get("target_parameters") or []
     if any(name.rpartition(".")[2] != "weight" for name in by_weight):  # of stacked experts
         wrong.append(f"target_parameters = {by_weight} is not known here")

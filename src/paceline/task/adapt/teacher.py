@@ -14,9 +14,9 @@ class Teacher(nn.Module):
         self.model = model.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the model's logits, of which nothing is kept."""
-        return logits_of(self.model, tokens)
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return the model's logits, of which nothing is kept; `documents` as in `logits_of`."""
+        return logits_of(self.model, tokens, documents)
 
 
 def teachers_of(model: nn.Module) -> list[Teacher]:
@@ -24,8 +24,17 @@ def teachers_of(model: nn.Module) -> list[Teacher]:
     return [module for module in model.modules() if isinstance(module, Teacher)]
 
 
-def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return a model's logits, which it returns itself or as `.logits`."""
-    found = model(tokens)
+def logits_of(model: nn.Module, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Return a model's logits, which it returns itself or as `.logits`.
+
+    With `documents` [rows, seq] no token sees another document than its own. Raises ConfigError for a model that cannot
+    be told of them.
+    """
+    if documents is None:
+        found = model(tokens)
+    else:
+        from paceline.task.objective import beside_tokens  # which many modules reach, this one among them
+
+        found = model(tokens, **beside_tokens(model, {"documents": documents}))
     logits: Tensor = getattr(found, "logits", found)
     return logits

@@ -130,7 +130,7 @@ def _template_of(name: str, tokenizer: str) -> Template:
 def read_pairs(path: Path) -> list[AnswerPair]:
     """Return the pair of every line of a file."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # others than line feeds may stand in a text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # others than line feeds may stand in a text
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{path}' cannot be read", str(error), "a file of JSON lines in UTF-8") from error
     pairs = [_pair(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

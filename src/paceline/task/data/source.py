@@ -54,6 +54,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
         train, validation = pairs[0]
         return (train if data.shuffle == "global" else InOrder(train, ordering(data, train))), validation
     names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
+    _refuse_other_tokens(names, trains)
     shares = [
         MixShare(
             samples=train.samples,
@@ -67,6 +68,20 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
     held_out = [(name, validation) for name, (_, validation) in zip(names, pairs, strict=True) if validation]
     validation = MixedSource([each for _, each in held_out], [name for name, _ in held_out]) if held_out else None
     return MixedSource(trains, names, order), validation
+
+
+def _refuse_other_tokens(names: Sequence[str], trains: Sequence[Source]) -> None:
+    """Raise DataError where sources of a mixture were tokenised otherwise: one number would stand for two texts."""
+    from paceline.task.data.rows.one_tokenizer import tokenizer_text, unlike
+
+    texts = [(name, text) for name, train in zip(names, trains, strict=True) if (text := tokenizer_text(train))]
+    for name, text in texts[1:]:
+        if differs := unlike(texts[0][1], text):
+            raise DataError(
+                f"'{texts[0][0]}' and '{name}' were not made by one tokenizer", differs,
+                "task.data.tokenizer for texts; prepared folders are made with it by paceline data prepare SOURCE OUT"
+                " --set task.data.tokenizer=...",
+            )  # fmt: skip
 
 
 def _most(part: MixSpec, samples: int) -> int | None:

@@ -81,13 +81,16 @@ class F1:
 
 @dataclass(frozen=True)
 class Distance:
-    """The root of the mean squared difference between outputs and labels, or the mean of its size."""
+    """The root of the mean squared difference between outputs and labels, or the mean of its size.
+
+    A label that is no number (NaN) counts nothing, as in the objective "regression".
+    """
 
     name: str
     reads_outputs: bool = True
 
     def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
-        """Return the sum over all numbers, and how many there are."""
+        """Return the sum over all labels that are numbers, and how many there are."""
         found, labels = predictions_of(outputs, self.name), labels_of(batch, self.name)
         if found.shape == (*labels.shape, 1):
             found = found.squeeze(-1)
@@ -96,9 +99,10 @@ class Distance:
                 f"the metric '{self.name}' cannot compare outputs {list(found.shape)} with labels {list(labels.shape)}",
                 "it takes a number for each label", OWN,
             )  # fmt: skip
-        apart = found.double() - labels.double()
+        counts = ~labels.isnan()
+        apart = (found.double() - labels.double()).where(counts, 0.0)
         total = apart.square().sum() if self.name == "rmse" else apart.abs().sum()
-        return {"total": total, "count": torch.tensor(labels.numel())}
+        return {"total": total, "count": counts.sum()}
 
     def values(self, totals: Totals, loss: LossTotal) -> dict[str, float]:
         """Return the mean, or its root."""

@@ -108,7 +108,9 @@ class StateMetric:
     def _read(self, outputs: object, batch: object) -> tuple[Tensor, Tensor]:
         raw, labels = predictions_of(outputs, self.name).double(), labels_of(batch, self.name)
         if self._is_number:
-            return raw.reshape(labels.shape), labels
+            counts = ~labels.isnan()  # the objective leaves out labels that are no number
+            numbers = raw.reshape(labels.shape)
+            return (numbers, labels) if bool(counts.all()) else (numbers[counts], labels[counts])
         found, of, of_classes = counted(raw, labels, self.name)
         if of_classes:
             return found.softmax(-1), of

@@ -43,7 +43,8 @@ def bytes_of_tokens(source: Source) -> Tensor:
             "the tokenizer is not byte-level, so what a token stands for depends on its neighbours",
             "the metric 'perplexity', or a byte-level tokenizer",
         )
-    for token, number in written["model"]["vocab"].items():
+    vocab = written["model"]["vocab"]  # numbers by tokens; of Unigram models a list of tokens with their scores
+    for token, number in vocab.items() if isinstance(vocab, dict) else ((each[0], at) for at, each in enumerate(vocab)):
         found[number] = len(token)
     for added in written.get("added_tokens", ()):
         found[added["id"]] = 0 if added.get("special") else len(added["content"].encode())

@@ -146,9 +146,9 @@ def load_weights(
     """Fill a model's parameters and buffers from a safetensors file or folder, in Hugging Face's names.
 
     Of a sharded one each rank reads its own parts alone. Values are rounded to `dtypes` first, by name, where these are
-    given. What matches the patterns `fresh` is drawn by `seed`, and rows of a longer vocabulary are the mean of those
-    that there are. Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's
-    config.json.
+    given. Parameters that match the patterns `fresh` are drawn by `seed`, such buffers stay as they were made, and rows
+    of a longer vocabulary are the mean of those that there are. Raises ConfigError naming what is missing, unexpected,
+    of another shape, or of another decoder's config.json.
     """
     targets, stored, fitted = check_names(model, path, fresh)
     if isinstance(model, MoEDecoder):
@@ -158,6 +158,8 @@ def load_weights(
     for name, target in targets.items():
         part: PartMaker = functools.partial(stored.part, name)
         if name in fitted.fresh:
+            if not isinstance(target, nn.Parameter | PackedLinear):
+                continue  # running statistics of a new head, say, which begin as its class has them
             part = _drawn(model, name, shape_of(target), seed)
         elif name in (fitted.longer or ()):
             part = lengthened(stored, name)

@@ -71,9 +71,9 @@ def initial_part(
 def drawn_part(
     name: str, shape: tuple[int, ...] | torch.Size, std: float, seed: int, offsets: Corner, sizes: Corner
 ) -> Tensor:
-    """Return a part of a parameter that is normal with a deviation; of one dimension, zeros of a bias or ones."""
-    if len(shape) == 1:
-        return torch.zeros(sizes) if name.endswith(".bias") else torch.ones(sizes)
+    """Return a part of a parameter that is normal with a deviation; below two dimensions, zeros of a bias or ones."""
+    if len(shape) < 2:
+        return torch.zeros(sizes) if name.rpartition(".")[2] == "bias" else torch.ones(sizes)
     part = torch.empty(sizes, dtype=torch.float32)
     run_rows = max(1, DRAWN_ELEMENTS // max(1, math.prod(shape[1:])))
     begin, end = offsets[0], offsets[0] + sizes[0]

@@ -43,7 +43,7 @@ def predictor(folder: str | Path) -> Predictor:
         found = []
         with evaluating(model), torch.no_grad():
             for text in texts:
-                ids = _ids(tokenizer, text.encode(), told.get("keeps_end"))[: told["seq_len"]]
+                ids = _ids(tokenizer, text.encode(), told.get("keeps_end"), told["seq_len"])
                 tokens = torch.from_numpy(ids.astype(np.int64))[None]
                 output = model(tokens, attention_mask=torch.ones_like(tokens))
                 outputs = getattr(output, "logits", output)[0].float()
@@ -57,12 +57,15 @@ def predictor(folder: str | Path) -> Predictor:
     return predict
 
 
-def _ids(tokenizer: Tokenizer, text: bytes, keeps_end: bool | None) -> np.ndarray:
-    """Return a text's tokens as a table of labelled texts has them.
+def _ids(tokenizer: Tokenizer, text: bytes, keeps_end: bool | None, most: int) -> np.ndarray:
+    """Return a text's tokens, so many at most, as a table of labelled texts has them.
 
     Folders of earlier releases do not say whether it keeps an end; it did where nothing else ended a text.
     """
     if isinstance(tokenizer, FileTokenizer) and not (not tokenizer.around if keeps_end is None else keeps_end):
         ids = tokenizer.encode_around([text])[0]
+        if len(ids) > most:  # what ends a text stays
+            behind = min(tokenizer.behind(), most - 1)
+            ids = np.concatenate([ids[: most - behind], ids[len(ids) - behind :]])
         return ids if len(ids) else np.array([tokenizer.end_of_document])
-    return np.append(tokenizer.encode([text])[0].astype(np.int64), tokenizer.end_of_document)
+    return np.append(tokenizer.encode([text])[0].astype(np.int64), tokenizer.end_of_document)[:most]

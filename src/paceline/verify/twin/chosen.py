@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from paceline.verify.twin.fold import ChangedSource
 LOOKED = 2048  # samples that are asked for their items, at most
 WANTED = 32  # samples with items, for each objective
 TOGETHER = 16  # samples that are asked at once
+SECONDS = 120.0  # of looking, for all objectives together: a large model's passes over all samples would take hours
 HAVING = 2  # samples with items for each one without
 
 
@@ -58,7 +60,11 @@ def of_chosen(source: Source, chosen: Sequence[int]) -> Source:
 
 
 def samples_with_items(task: Task, plan: Plan, source: Source) -> tuple[int, ...]:
-    """Return ids of samples with items for each objective, and of some without; none where an objective has none."""
+    """Return ids of samples with items for each objective, and of some without; none where an objective has none.
+
+    Those that are found within SECONDS.
+    """
+    end = time.monotonic() + SECONDS
     dtype = MASTER_DTYPES[plan.precision]
     model = reference_model(task, source, source.items_per_sample, dtype)
     first = ids_at(source, task.seed, np.arange(min(LOOKED, source.samples), dtype=np.int64)).tolist()
@@ -72,7 +78,9 @@ def samples_with_items(task: Task, plan: Plan, source: Source) -> tuple[int, ...
     for turn in turns_of(task, source.unit):
         found: list[int] = []
         for piece in (in_order[at : at + TOGETHER] for at in range(0, len(in_order), TOGETHER)):
-            if len(found) < WANTED and counted(turn, piece):
+            if len(found) >= WANTED or time.monotonic() > end:
+                break
+            if counted(turn, piece):
                 found += [each for each in piece if counted(turn, [each])]
         having.append(found[:WANTED])
     if not all(having):

@@ -69,6 +69,7 @@ def test_a_loss_that_is_no_number_is_drawn_for_certain() -> None:
 
 
 def test_draws_spread_evenly_over_positions_and_follow_from_seed_and_position_alone() -> None:
+    assert start_of(2**63 + 7, 64) != start_of(7, 64) == start_of(2**64 + 7, 64)  # any seed of torch's
     starts = np.array([start_of(seed, position) for seed in range(4) for position in range(0, 64_000, 64)])
     counts = np.histogram(starts, bins=16, range=(0, ONE))[0]
     assert counts.sum() == 4000 and counts.min() > 175 and counts.max() < 325

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from paceline.run.loop.loader import BatchStream
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, load_spec
+from paceline.spec.run import RunSpec
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
+from paceline.spec.survive.health import HealthSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder
@@ -98,10 +101,10 @@ def test_an_end_that_is_known_is_refused_before_step_0_and_what_is_advised_fits(
     growth = GrowthSpec("schedule", changes=changes) if changes else GrowthSpec()
     model = ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32)
 
-    def prepared(steps: int) -> int:
+    def prepared(steps: int, **health: Any) -> int:
         task = Task(model=model, data=data, growth=growth, global_batch=Amount(14, "samples"),
                     stop=Amount(steps, "steps"))  # fmt: skip
-        return prepare_task(Spec(task=task)).steps
+        return prepare_task(Spec(task=task, run=RunSpec(health=HealthSpec(**health)))).steps
 
     fits = 3 + (2 * MOST - 3 * 14) // 20 if changes else 2 * MOST // 14
     with pytest.raises(ConfigError, match="the mixture ends after 100 samples") as refused:
@@ -110,6 +113,11 @@ def test_an_end_that_is_known_is_refused_before_step_0_and_what_is_advised_fits(
     assert prepared(fits) == fits
     with pytest.raises(ConfigError, match="the mixture ends"):
         prepared(fits + 1)
+    with pytest.raises(ConfigError, match="takes 98 and up to 14 more" if not changes else "up to 20 more") as refused:
+        prepared(fits, on_spike="rollback", most_skips=1)  # what is passed over is missing at the end
+    advised = int(refused.value.try_.partition('"')[2].partition(" ")[0])
+    assert prepared(advised, on_spike="rollback", most_skips=1) == advised == fits - 1
+    assert prepared(fits, on_spike="skip", most_skips=1) == fits
 
 
 GROWN = """

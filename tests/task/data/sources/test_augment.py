@@ -27,7 +27,8 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.images import source as image_source
 from paceline.task.data.sources.images.choices import COLUMNS, choices_of, unchanged
-from paceline.task.data.sources.images.finish import NORMALS, finish_images, table_of
+from paceline.task.data.sources.images.finish import finish_images, table_of
+from paceline.task.data.sources.images.normals import NORMALS
 
 SIDE, SIZE = 12, 8
 EVERYTHING = AugmentSpec(SIDE, 0.2, 2.0, True, 0.4, 0.5, 0.6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.run.loop.sources import open_sets
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec, Task
@@ -121,3 +122,30 @@ def test_a_set_of_some_of_the_classes_counts_them_as_the_task_does(tmp_path: Pat
     some = open_sets(spec, World(0, 1, 0, torch.device("cpu")), task)["some"]
     labels = some.read(np.arange(some.samples))["labels"]
     assert labels.unique().tolist() == [task.classes.index(last)] == [len(task.classes) - 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_images_are_chosen_by_their_names_and_by_nothing_that_chooses_documents(tmp_path: Path, kind: str) -> None:
+    pixels = write_images(tmp_path / "images")
+    write_tar(tmp_path / "all.tar", tmp_path / "images", with_classes=False)
+    source = str(tmp_path / ("images" if kind == "folder" else "all.tar"))
+    spec = DataSpec(source, validation_fraction=0.0, image_size=8, include=("cat/*", "?0.png"))
+    train, _ = open_sources(spec, 7)
+    wanted = {name for name in pixels if name.startswith("cat/") or name.endswith("0.png")}
+    assert set(everything(train)) == {pixels[name].tobytes() for name in wanted} and 8 < len(wanted) < len(pixels)
+    assert any("include names others" in note for note in data_facts(spec).notes)
+    assert open_sources(replace(spec, include=()), 7)[0].samples == len(pixels)
+    with pytest.raises(DataError, match="no images that are wanted"):
+        open_sources(replace(spec, include=("*.jpg",)), 7)
+    for name in ("max_bytes", "score_min", "score_max", "document_tokens"):
+        with pytest.raises(ConfigError, match=rf"task\.data\.{name} with images"):
+            open_sources(replace(spec, **{name: 0.0 if "score" in name else 1}), 7)
+
+
+def test_images_of_one_name_are_split_by_their_folders(tmp_path: Path) -> None:
+    """All of them were held out: "no images are left"."""
+    for at, name in enumerate(f"{kind}/{number}" for kind in ("cat", "dog") for number in range(5)):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (at, at, at)).save(tmp_path / name / "image.png")
+    train, held_out = open_sources(DataSpec(str(tmp_path), image_size=8), 7)
+    assert held_out is not None and (train.samples, held_out.samples) == (9, 1)

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +18,14 @@ from typing import IO
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.errors import ConfigError, DataError, WorkerDied
-from paceline.spec.task import DataSpec
+from paceline.run.loop.sources import open_sets
+from paceline.run.process.world import World
+from paceline.spec.data.mix import MixSpec
+from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec, HeldOutSetSpec
 from paceline.task.data.prepare import prepare as module
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
@@ -171,17 +178,22 @@ def test_what_a_folder_holds_is_not_added_to_it_again(tmp_path: Path, workers: i
     assert not mixed["dedup"], "documents that were there are still there twice"
 
 
-def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = write_corpus(tmp_path / "text")
     prepare(spec, tmp_path / "whole", part_bytes=PART)
 
-    def end_one(what: str, share: float) -> None:
-        if 0 < share < 0.5 and (workers := multiprocessing.active_children()):
-            os.kill(workers[0].pid or 0, signal.SIGKILL)
+    def ended(coming: Collection[Future[object]]) -> Iterator[Future[object]]:
+        """End a worker before anything is waited for: on a loaded machine all may be done when one part is told."""
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        return as_completed(coming)
 
+    monkeypatch.setattr(module, "as_completed", ended)
     with pytest.raises(WorkerDied, match="ended by SIGKILL at tokenising") as told:
-        prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART, progress=end_one)
+        prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert told.value.exit_code == 128 + signal.SIGKILL and "start the same command again" in told.value.try_
+    monkeypatch.undo()
     prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
@@ -302,3 +314,57 @@ def test_as_many_bytes_are_prepared_as_are_asked_for(tmp_path: Path) -> None:
     assert not prepare(spec, tmp_path / "out", part_bytes=PART).made
     with pytest.raises(ConfigError, match="holds other shards"):
         prepare(replace(spec, max_bytes=0), tmp_path / "out", part_bytes=PART)
+
+
+def test_a_small_corpus_holds_out_one_document_as_the_cache_does_and_a_mixture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"text {number}")
+    spec = DataSpec(str(tmp_path / "text"), validation_fraction=0.02, seq_len=2, cache_dir=str(tmp_path / "cache"))
+    cached = open_sources(spec, 7)[1].split  # type: ignore[union-attr]
+    done = prepare(spec, tmp_path / "out", part_bytes=20)
+    assert done.index.documents("validation") == cached.documents == 1
+    held_out = splits_of(str(done.folder), done.index, storage_of(spec))["validation"].open()
+    assert np.array_equal(held_out[:], cached.open())
+    assert not prepare(spec, tmp_path / "out", part_bytes=20).made
+    assert not any(prepare(replace(spec, validation_fraction=0.0), tmp_path / "all").index.splits["validation"])
+    for late in ({"score_min": 0.0}, {"score_max": 0.0}, {"max_bytes": 9}, {"include": ("*.txt",)}):
+        with pytest.raises(ConfigError, match="tokens that are made already"):
+            open_sources(DataSpec(str(done.folder), seq_len=2, **late), 7)  # type: ignore[arg-type]
+    mixed = replace(spec, mix=(MixSpec(spec.source), MixSpec(spec.source, name="again")))
+    with pytest.raises(ConfigError, match="prepare of a mixture"):
+        prepare(mixed, tmp_path / "mixed")
+
+
+def test_sources_of_a_mixture_and_a_named_tokenizer_are_one(tmp_path: Path) -> None:
+    """Numbers of shards by one tokenizer were learnt as those of another's texts."""
+    pytest.importorskip("tokenizers")
+    spec = write_corpus(tmp_path / "text")
+    learned = replace(spec, tokenizer="bpe", vocab=280, seq_len=16, cache_dir=str(tmp_path / "cache"))
+    folder = Path(prepare(learned, tmp_path / "bpe").folder)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    more = {**told, "added_tokens": [*told["added_tokens"], {**told["added_tokens"][0], "id": 280, "content": "<|s|>"}]}
+    moved = json.loads(json.dumps(told))
+    words = moved["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    for name, text in (("more", more), ("moved", moved)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(text, indent=1))
+    shards, text = MixSpec(str(folder)), MixSpec(spec.source, name="text")
+    same = replace(learned, vocab=4096, tokenizer=str(tmp_path / "more"), mix=(shards, text))
+    assert open_sources(same, 7)[0].vocab == 281
+    with pytest.raises(DataError, match="were not made by one tokenizer"):
+        open_sources(replace(same, tokenizer="bytes"), 7)
+    for name in ("moved", "more"):
+        alone = replace(learned, source=str(folder), tokenizer=str(tmp_path / name), mix=())
+        with (
+            pytest.raises(ConfigError, match="made with another tokenizer")
+            if name == "moved"
+            else contextlib.nullcontext()
+        ):
+            assert open_sources(alone, 7)[0].samples > 0
+    other = prepare(replace(learned, tokenizer=str(tmp_path / "moved")), tmp_path / "other").folder
+    task = Task(data=replace(learned, source=str(folder), tokenizer="bytes"),
+                evaluate=EvaluateSpec(sets=(HeldOutSetSpec("later", str(other)),)))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"samples of task\.evaluate\.sets 'later' are not like"):
+        open_sets(task, World(0, 1, 0, torch.device("cpu")), open_sources(task.data, 7)[0])

@@ -7,6 +7,7 @@ import pickle
 import random
 import struct
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,16 @@ def test_megatrons_documents_may_be_of_no_or_of_several_sequences(tmp_path: Path
         assert sorted(labels[labels >= 0].tolist()) == sorted(tokens[1:]), "every token but the first is learnt once"
 
 
+def test_megatrons_documents_without_ends_are_not_told_apart(tmp_path: Path) -> None:
+    """The last token of each stood in the document after it, and was to foretell that one's first."""
+    write_megatron(tmp_path / "text", [[1, 2, 3], [4, 5, 6, 7], [], [8, 7]], [0, 1, 2, 3, 4])
+    spec = DataSpec(str(tmp_path / "text"), arguments={"vocab": 100}, seq_len=4, validation_fraction=0.0)
+    assert open_sources(spec, 7)[0].samples == 2
+    for changes in ({"cross_documents": False}, {"rows": "packed"}):
+        with pytest.raises(DataError, match="do not end with an end-of-document token"):
+            open_sources(replace(spec, **changes), 7)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_numbers_below_zero_are_no_tokens(tmp_path: Path, code: int, place: int) -> None:
@@ -293,7 +304,7 @@ def test_numbers_below_zero_are_no_tokens(tmp_path: Path, code: int, place: int)
 @pytest.mark.parametrize("code", [4, 8])
 def test_megatrons_files_are_read_by_their_layout(tmp_path: Path, code: int) -> None:
     generator = random.Random(1)
-    sequences = [[generator.randrange(500) for _ in range(generator.randrange(1, 40))] for _ in range(50)]
+    sequences = [[*(generator.randrange(500) for _ in range(generator.randrange(40))), 499] for _ in range(50)]
     documents = [0, *range(1, 51, 1)][:51]
     write_megatron(tmp_path / "text", sequences, documents, code)
     spec = DataSpec(str(tmp_path / "text"), arguments={"vocab": 500}, seq_len=16, validation_fraction=0.1,

@@ -63,7 +63,7 @@ def _whole(found: Floats, count: int) -> Ints:
 
 def start_of(seed: int, position: int) -> int:
     """Return where the draw of the step at a position begins: 0 to ONE - 1, evenly."""
-    keys = np.array([seed, position], dtype=np.int64).astype(np.uint64)
+    keys = np.array([seed % 2**64, position], dtype=np.uint64)  # seeds count modulo 2^64, as in every order
     first = mix64(keys[:1] + np.uint64(SALT))
     return int(mix64(first + keys[1:])[0] >> np.uint64(64 - 40))
 

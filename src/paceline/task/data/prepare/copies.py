@@ -22,7 +22,7 @@ from paceline.durable import publish
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.permutation import mix64
-from paceline.task.data.sources.documents import read_documents
+from paceline.task.data.sources.documents import Damaged, read_documents
 from paceline.task.data.sources.files import list_undivided
 
 SHINGLE_WORDS = 5
@@ -43,6 +43,8 @@ class MarkedCopies:
     documents: int
     equal: int
     near: int
+    left_out: int = 0  # documents that could not be read
+    left_out_first: str = ""
 
 
 class EarlierDocuments:
@@ -85,17 +87,17 @@ def minimal_hashes(text: bytes) -> npt.NDArray[np.uint32]:
 def mark_copies(data: DataSpec, out: Path, progress: SaysProgress = lambda what, share: None) -> MarkedCopies:
     """Write each document as a line of JSONL; its `score` is the largest share that an earlier one has of it.
 
-    `like` says which that was. Of documents that are alike the first one has a low score. Raises DataError for
-    documents that cannot be read or none, ConfigError for files that are held out by name, StorageError where `out`
-    cannot be written.
+    `like` says which that was. Of documents that are alike the first one has a low score. Raises DataError for none and
+    for documents that cannot be read (they are counted where `on_bad` is "skip"), ConfigError for files that are held
+    out by name, StorageError where `out` cannot be written.
     """
-    listing, earlier = list_undivided(data), EarlierDocuments()
+    listing, earlier, damaged = list_undivided(data), EarlierDocuments(), Damaged(data.on_bad == "skip")
     whole, done = sum(file.size for file in listing.files) or 1, 0
     names, equal, near = list[str](), 0, 0
     unfinished = out.with_name(f".{out.name}.part")
     try:
         with unfinished.open("w", encoding="utf-8") as stream:
-            for document in read_documents(data, listing):
+            for document in read_documents(data, listing, damaged):
                 share, like = earlier.add(document.text)
                 record = {"text": document.text.decode(), "score": share, **({"like": names[like]} if share else {})}
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -110,4 +112,4 @@ def mark_copies(data: DataSpec, out: Path, progress: SaysProgress = lambda what,
         raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
     finally:
         unfinished.unlink(missing_ok=True)
-    return MarkedCopies(out, len(names), equal, near)
+    return MarkedCopies(out, len(names), equal, near, damaged.count, damaged.first)

@@ -44,6 +44,7 @@ from paceline.task.data.prepare.work import (
 )
 from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER, ShardIndex, read_index, with_more, write_index
 from paceline.task.data.sources.shards.opened import storage_of
@@ -84,12 +85,18 @@ def prepare(
 
     `dedup` keeps the first of equal documents. `append` adds to a folder that is finished, with its tokenizer; with
     `dedup` documents that the folder holds are not added again. Raises DataError for documents that cannot be read,
-    ConfigError for a folder that holds something else, StorageError for one that cannot be written, and WorkerDied
-    where a process of the work was ended from outside.
+    ConfigError for a folder that holds something else and for a mixture, StorageError for a folder that cannot be
+    written, and WorkerDied where a process of the work was ended from outside.
     """
+    if data.mix:  # task.data.source is none of its sources, and would be read in their place
+        raise ConfigError(
+            "prepare of a mixture", f"one source is read, and it has {', '.join(each.source for each in data.mix)}",
+            "each of them by itself; a mixture may be of prepared folders",
+        )  # fmt: skip
     listing = list_files(data)
     before = _before(data, folder, append)
-    job_key = _key(data, listing, dedup, part_bytes)
+    limit = _limit(data, listing, part_bytes, append)
+    job_key = _key(data, listing, dedup, part_bytes, limit)
     if before is not None and job_key in before.card.get("jobs", []):
         _clear(folder)
         return PreparedShards(folder, before, False)
@@ -103,7 +110,6 @@ def prepare(
         if _before(data, folder, append) == before:
             parts = parts_of(listing, part_bytes, is_whole=data.max_bytes > 0)
             first = int(before.card.get("parts", 0)) if before else 0
-            limit = int(data.validation_fraction * 2**64)
             job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
             return PreparedShards(folder, _written(job, parts, before, job_key, workers, progress), True)
         _remove(folder / WORK)  # another preparation has ended since the look, and left nothing in it
@@ -169,7 +175,25 @@ def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
     return None
 
 
-def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> str:
+def _limit(data: DataSpec, listing: CorpusFiles, part_bytes: int, append: bool) -> int:
+    """Return the split value below which documents are held out: the fraction of all, or what holds out the lowest.
+
+    A small corpus has one document held out so, as in the cache. Reads on until the first is found that the fraction
+    holds out anyway. Shards that are added to others keep to the fraction.
+    """
+    limit, seen = int(data.validation_fraction * 2**64), set[int]()  # the lowest and the highest value
+    for part in parts_of(listing, part_bytes, is_whole=data.max_bytes > 0) if limit and not append else ():
+        for document in documents_of(data, listing, part, Damaged(data.on_bad == "skip")):
+            if document.held_out is not None:  # as names say
+                return limit
+            seen.add(split_value(document_hash(document.text)))
+            seen = {min(seen), max(seen)}
+            if min(seen) < limit:
+                return limit
+    return split_limit(seen, data.validation_fraction)  # of one text alone, however often, nothing is held out
+
+
+def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int, limit: int) -> str:
     """Return a hash of all that decides the shards, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     if data.tokenizer not in ("bytes", "bpe"):
@@ -178,6 +202,7 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> 
     options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
                data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
     options += [data.max_bytes] if data.max_bytes else []
+    options += [limit] if limit != int(data.validation_fraction * 2**64) else []
     decides = [FORMAT, listing.kind, tokenizer, *options, files]
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
 

@@ -148,7 +148,7 @@ def is_about_data(name: str) -> bool:
 def _list_stdlib(data: DataSpec) -> CorpusFiles:
     """Return the sources of the running Python's standard library, its tests included, packages installed later not."""
     root = Path(sysconfig.get_path("stdlib"))
-    wanted = _wanted(data.include, lambda name: True)
+    wanted = wanted_by(data.include, lambda name: True)
     files = sorted(
         (file for file in walk_files(root, NOT_STDLIB) if file.name.endswith(".py") and wanted(file.name)),
         key=lambda file: file.name,
@@ -183,7 +183,7 @@ def _chosen(
 
     `odd` are the names of entries that are no files, by what they are.
     """
-    wanted = _wanted(data.include, lambda name: kind_of(name) in kinds)
+    wanted = wanted_by(data.include, lambda name: kind_of(name) in kinds)
     files = tuple(file for file in seen if wanted(file.name) and not (kind_of(file.name) == "arrow" and is_cache(file)))
     about = {file.name for file in files if is_about_data(file.name) and kind_of(file.name) == "text"}
     if not data.include and any(kind_of(file.name) not in ("text", "") for file in files):
@@ -218,7 +218,7 @@ def skipped_files(left: dict[str, list[str]], odd: dict[str, list[str]]) -> tupl
     return tuple(Skipped(why, len(names), min(names)) for why, names in told.items())
 
 
-def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:
+def wanted_by(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:
     """Return the test of a name: any `include` pattern (one with a slash is held against the path), or `otherwise`."""
     if not include:
         return otherwise

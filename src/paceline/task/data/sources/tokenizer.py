@@ -126,6 +126,12 @@ class FileTokenizer:
         encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=True)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
+    def behind(self) -> int:
+        """Return how many tokens its post-processor puts behind a text: [SEP] is one."""
+        own, around = (encode([b"a"])[0].tolist() for encode in (self.encode, self.encode_around))
+        places = [at for at in range(len(around) - len(own) + 1) if own and around[at : at + len(own)] == own]
+        return len(around) - places[0] - len(own) if places else 0
+
     def encode_special(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the ids of each UTF-8 text in which special tokens that are spelt out are meant."""
         self._tokenizer.encode_special_tokens = False

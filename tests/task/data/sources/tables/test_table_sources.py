@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from paceline.task.data.sources.tables.chat.templates import chatml, llama3, pla
 from paceline.task.data.sources.tables.in_words import first_rows
 from paceline.task.data.sources.tables.store import open_table
 from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
+from paceline.task.models.predicting import _ids
 
 TALK = [
     {"role": "system", "content": "Be kind."},
@@ -126,6 +128,33 @@ def test_a_labelled_text_is_what_its_tokenizer_gives_anywhere_else(tmp_path: Pat
         assert real == (theirs.encode(text).ids or [end]), "a text of no token is its end"
     shown = first_rows(open_table(data), data, count=4)
     assert [row.length for row in shown] == train.lengths.tolist()
+
+
+def test_a_text_that_is_cut_keeps_what_ends_it_as_its_tokenizer_cuts_it(tmp_path: Path) -> None:
+    """BART's classifier reads the end of each text, and raises for rows of which some have none."""
+    package = pytest.importorskip("tokenizers")
+    folder = write_tokenizer(tmp_path, ["[SEP]", "[CLS]"])
+    theirs = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs.post_processor = package.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 0)]
+    )
+    theirs.save(str(folder / "tokenizer.json"))
+    texts = ["a b", "cab" * 9, "b" * 10, "ab" * 5 + "c"]
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{text},{at % 2}\n" for at, text in enumerate(texts)))
+    data = DataSpec(f"table:{tmp_path / 't.csv'}", tokenizer=str(folder), validation_fraction=0.0, seq_len=12,
+                    labels="classification", cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    train, tokenizer = open_sources(data, 7)[0], load_tokenizer(str(folder))
+    theirs.enable_truncation(12)
+    for ids in (np.arange(4), np.array([1]), np.array([0, 3])):
+        batch = train.read(ids)
+        for at, row in enumerate(ids.tolist()):
+            real = batch["tokens"][at][batch["attention_mask"][at] > 0].tolist()
+            assert real == theirs.encode(texts[row]).ids == _ids(tokenizer, texts[row].encode(), False, 12).tolist()
+    assert train.cut == 2 and tokenizer.behind() == 1
+    again = pickle.loads(pickle.dumps(train))
+    assert torch.equal(again.read(np.arange(4))["tokens"], train.read(np.arange(4))["tokens"])
+    whole = open_sources(replace(data, seq_len=40), 7)[0]
+    assert whole.behind == 0 and whole.read(np.array([1]))["tokens"][0, : whole.lengths[1]].tolist()[-1] == 0
 
 
 def test_the_order_by_length_has_rows_of_a_batch_alike(tmp_path: Path) -> None:

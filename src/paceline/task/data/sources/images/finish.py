@@ -14,14 +14,9 @@ import torch
 from torch import Tensor
 
 from paceline.task.data.sources.images.choices import FACTOR_BITS, PLACE_BITS
+from paceline.task.data.sources.images.normals import NORMALS
 
 ROWS_AT_ONCE = 64  # more take more memory on the way and are no faster
-# Mean and standard deviation of each channel, of values in 0..1.
-NORMALS = {
-    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # as torchvision's models are trained
-}
 GRAY = (77, 150, 29)  # of 256: the luma of ITU-R BT.601, as Pillow rounds it to 8 bits
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import DataError
 from paceline.task.data.listed_once import listed
-from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
+from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files, wanted_by
 from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
 from paceline.task.data.storage.bytes import ByteFile, Storage
@@ -43,18 +43,47 @@ class ImageListing:
     skipped: tuple[Skipped, ...] = ()  # what of a folder is not read
 
 
-def list_images(source: str, storage: Storage) -> ImageListing:
+def list_images(source: str, storage: Storage, include: tuple[str, ...] = ()) -> ImageListing:
     """Return the images of a folder of folders, of a tar file, or of a folder of tar files.
 
-    Raises DataError where there are none, or one has no class.
+    With patterns to `include` those alone whose names match one, inside of a tar file too. Raises DataError where there
+    are none, or one has no class.
     """
-    return listed(("images", source), lambda: _list_images(source, storage))
+    return listed(("images", source, include), lambda: _list_images(source, storage, _Included(include)))
 
 
-def _list_images(source: str, storage: Storage) -> ImageListing:
+class _Included:
+    """Which images are wanted by their names; `others` are the names of those that are not."""
+
+    def __init__(self, include: tuple[str, ...]) -> None:
+        self.include, self.others = include, list[str]()
+        self._wanted = wanted_by(include, lambda name: True)
+
+    def __call__(self, name: str) -> bool:
+        """Return whether an image is wanted."""
+        if wanted := self._wanted(name):
+            return wanted
+        self.others.append(name)
+        return False
+
+    def none_in(self, where: str) -> DataError:
+        """Return the error of no image at all."""
+        if self.others:
+            return DataError(
+                f"'{where}' holds no images that are wanted", f"none of {len(self.others):,} matches include = "
+                f"{list(self.include)}, such as {self.others[0]}", 'patterns of names, such as include = ["cat/*.png"]',
+            )  # fmt: skip
+        return DataError(f"'{where}' holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+
+    def left(self) -> dict[str, list[str]]:
+        """Return what is told of the images that are not read."""
+        return {f"{NOT_READ}: include names others": self.others} if self.others else {}
+
+
+def _list_images(source: str, storage: Storage, included: _Included) -> ImageListing:
     path = Path(source).expanduser()
     if (name_of(source) if is_remote(source) else source).endswith(".tar"):
-        return _of_tars([source if is_remote(source) else str(path)], storage)
+        return _of_tars([source if is_remote(source) else str(path)], storage, included)
     if is_remote(source):
         raise DataError(
             f"'{source}' is a remote folder of images", "each of them would be a request of its own",
@@ -63,17 +92,18 @@ def _list_images(source: str, storage: Storage) -> ImageListing:
     if not path.is_dir():
         raise DataError(f"'{source}' is not there", f"there is no folder '{path}'", "check the path")
     tars = sorted(str(each) for each in path.glob("*.tar"))
-    return _of_tars(tars, storage) if tars else _of_folder(path)
+    return _of_tars(tars, storage, included) if tars else _of_folder(path, included)
 
 
-def _of_folder(root: Path) -> ImageListing:
+def _of_folder(root: Path, included: _Included) -> ImageListing:
     """Return the images below the folders of a folder, whose names are the classes."""
     odd: dict[str, list[str]] = {}
     there = sorted(root / file.name for file in walk_files(root, frozenset(), odd))
-    found = [each for each in there if each.suffix.lower() in IMAGE_SUFFIXES]
+    images = [each for each in there if each.suffix.lower() in IMAGE_SUFFIXES]
+    found = [each for each in images if included(each.relative_to(root).as_posix())]
     others = [str(each.relative_to(root)) for each in there if each.suffix.lower() not in IMAGE_SUFFIXES]
     if not found:
-        raise DataError(f"'{root}' holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+        raise included.none_in(str(root))
     names = [each.relative_to(root) for each in found]
     if loose := next((name for name in names if len(name.parts) < 2), None):
         raise DataError(f"'{root / loose}' has no class", "it lies in no folder", "a folder for each class of images")
@@ -93,7 +123,8 @@ def _of_folder(root: Path) -> ImageListing:
         for number, name in enumerate(kept)
     )  # fmt: skip
     left = {f"{NOT_READ}: of another kind": others,
-            f"{NOT_READ} for a test": [str(name) for name in names if splits.get(name.parts[0]) == "test"]}  # fmt: skip
+            f"{NOT_READ} for a test": [str(name) for name in names if splits.get(name.parts[0]) == "test"],
+            **included.left()}  # fmt: skip
     skipped = skipped_files({why: files for why, files in left.items() if files}, odd)
     return ImageListing(tuple(str(root / name) for name in kept), entries, classes, states, skipped)
 
@@ -104,7 +135,7 @@ def _splits(names: list[Path]) -> dict[str, str]:
     return found if all(found.values()) and all(len(name.parts) > 2 for name in names) else {}
 
 
-def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
+def _of_tars(paths: list[str], storage: Storage, included: _Included) -> ImageListing:
     """Return the images of tar files. An image's class is the number in the file beside it that ends in `.cls`, or,
     where there are no such files, the name of its folder."""
     found: list[tuple[str, int, int, int, str]] = []
@@ -118,7 +149,7 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
         classes = {_stem(member.name): member for member in members if member.name.lower().endswith(".cls")}
         file = storage.open(path)
         for member in members:
-            if not member.name.lower().endswith(IMAGE_SUFFIXES):
+            if not member.name.lower().endswith(IMAGE_SUFFIXES) or not included(member.name.removeprefix("./")):
                 continue
             name, beside = f"{path}: {member.name}", classes.get(_stem(member.name))
             folder = member.name.removeprefix("./").rpartition("/")[0].rpartition("/")[2]
@@ -136,8 +167,9 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
             "add its .cls file, or leave out all",
         )
     if not found:
-        raise DataError(f"{paths[0]} holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+        raise included.none_in(paths[0])
     left = {"without the blocks of zeros at its end, read up to the last whole file": ends_early} if ends_early else {}
+    left |= included.left()
     labels = {each[-1] for each in found}
     numbered = all(label.isdecimal() for label in labels)
     ordered = tuple(map(str, range(max(map(int, labels)) + 1))) if numbered else tuple(sorted(labels))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DamagedData, DataError, MissingExtra
+from paceline.errors import ConfigError, DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.labels import IGNORED
 from paceline.spec.task import DataSpec
@@ -24,7 +24,7 @@ from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.decoding import FORMAT, decoded
 from paceline.task.data.sources.images.in_memory import SquaresInMemory
 from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
-from paceline.task.data.sources.shards.opened import storage_of
+from paceline.task.data.sources.shards.opened import options_of_text, storage_of
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
@@ -218,11 +218,19 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     """Return the images, split by a hash of their names: (train, validation or None).
 
     `seed` is the task's: what is drawn for training follows from it. Raises DataError where there are none,
-    MissingExtra without Pillow.
+    ConfigError for options that choose documents, MissingExtra without Pillow.
     """
+    if of_text := options_of_text(data, ("document_tokens", "score_min", "score_max", "max_bytes")):
+        raise ConfigError(
+            f"task.data.{of_text[0]} with images", "documents are chosen by it, and images are read whole",
+            "include, which chooses images by their names; or leave it out",
+        )  # fmt: skip
     storage = storage_of(data)
-    listing = list_images(path, storage)
-    values = [split_value(document_hash(os.fsencode(entry.name.rpartition("/")[2]))) for entry in listing.entries]
+    listing = list_images(path, storage, tuple(data.include))
+    names = [entry.name.rpartition("/")[2] for entry in listing.entries]
+    if len(set(names)) == 1 < len(names):  # each in a folder of its own: all of them would be on one side
+        names = [entry.name.rpartition(": ")[2] for entry in listing.entries]
+    values = [split_value(document_hash(os.fsencode(name))) for name in names]
     limit = split_limit(values, data.validation_fraction)
     named = any(entry.held_out for entry in listing.entries)
     held_out = np.array([bool(entry.held_out) if named else value < limit

@@ -32,6 +32,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")
 DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 PROBES, PROBE_BYTES = 64, 4096  # pieces of PREFIX.bin whose content goes into the fingerprint
+LOOKED_AT = 16  # documents whose last tokens are looked at
 
 
 @dataclass(frozen=True)
@@ -132,3 +133,20 @@ def megatron_splits(prefix: str, validation_fraction: float, storage: Storage) -
         opens = OpensMegatron(prefix, first, last, storage)
         found[name] = ShardedSplit(name, index.dtype, int(starts[last] - starts[first]), last - first, digest, opens)
     return found
+
+
+def refuse_without_ends(split: ShardedSplit, prefix: str) -> None:
+    """Raise DataError where documents do not end with one token: what tells them apart would take their last for it."""
+    offsets, tokens = split.offsets(), split.open()
+    ends = offsets[1:][np.diff(offsets) > 0]
+    if not len(ends):
+        return
+    some = ends[np.unique(np.linspace(0, len(ends) - 1, LOOKED_AT).astype(np.int64))]
+    last = [int(tokens[end - 1 : end][0]) for end in some.tolist()]
+    if len(set(last)) > 1:
+        one, other = list(dict.fromkeys(last))[:2]
+        raise DataError(
+            f"the documents of '{prefix}' do not end with an end-of-document token",
+            f"one ends with token {one} and another with {other}, and documents are to be told apart",
+            "preprocess_data.py --append-eod writes it; or rows = 'windows' with cross_documents = true",
+        )

@@ -15,6 +15,7 @@ from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
+from paceline.task.data.sources.tokenizer import FileTokenizer
 from paceline.task.data.sources.tokens import Split, TokenSplit
 
 PAD_MULTIPLE = 8  # rows are filled up to a multiple of it: GPUs like even lengths, and ranks of tp can share them
@@ -30,6 +31,7 @@ class TableSource:
     multiple = PAD_MULTIPLE
     least = 0  # tokens of a row
     at_least = 1  # tokens that rows are filled up to
+    behind = 0  # tokens that end a row, such as [SEP]: of a row that is cut they stay, and the text before them goes
 
     def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         """Map the split. Raises DataError where it holds no row."""
@@ -50,7 +52,7 @@ class TableSource:
 
     @property
     def cut(self) -> int:
-        """How many rows are longer than `seq_len` tokens, and lose their ends."""
+        """How many rows are longer than `seq_len` tokens, and lose the ends of their texts."""
         return int((self._sizes > self.seq_len).sum())
 
     def _filled(self, ids: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.bool_], Ints]:
@@ -62,6 +64,9 @@ class TableSource:
         width = min(width + -width % self.multiple, self.seq_len)
         real = np.arange(width) < lengths[:, None]
         places = np.minimum(self._starts[ids][:, None] + np.arange(width), len(self._tokens) - 1)
+        if self.behind:
+            more = np.maximum(self._sizes[ids] - self.seq_len, 0)[:, None]
+            places = places + np.where(np.arange(width) < self.seq_len - self.behind, 0, more)
         tokens = np.where(real, np.asarray(self._tokens[places]).astype(np.int64), self.table.pad)
         return tokens, real, places
 
@@ -96,7 +101,11 @@ class LabelledSource(TableSource):
         super().__init__(table, split, seq_len)
         assert table.labels is not None, "a table of labels"
         self.labels, self.classes = table.label_array(split.name), table.labels.classes
+        tokenizer = table.corpus.open_tokenizer() if self.cut and not table.keeps_end else None
+        if isinstance(tokenizer, FileTokenizer):
+            self.behind = min(tokenizer.behind(), seq_len - 1)
         made = f"{split.digest} {table.labels} {seq_len} {table.keeps_end} {table.pad}"
+        made += f" {self.behind}" if self.behind else ""
         digest = hashlib.blake2b(made.encode() + self.labels.tobytes(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
