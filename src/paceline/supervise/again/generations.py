@@ -294,6 +294,8 @@ class Generations:
         is_settled = self._settled(folder, standing, is_empty)
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)
         left = standing()
+        crew.look()  # a node may be lost in that look: its ranks have ended, and the others stand by all the same
+        left = {rank: each for rank, each in left.items() if rank not in crew.endings}
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}
             self._machines.dismiss()
