@@ -20,7 +20,7 @@ from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link as linking
 from paceline.supervise.nodes import links as many
 from paceline.supervise.nodes.fleet import Fleet
-from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.nodes.link import Knocking, NodeLink, knock
 from paceline.supervise.nodes.links import NodeLinks
 from paceline.supervise.nodes.member import Member
 
@@ -74,12 +74,37 @@ def test_a_connection_that_cannot_be_taken_is_no_end_of_the_run(failure: int, mo
         links._server = cast(socket.socket, SimpleNamespace(accept=failing))
         fleet.poll()
         links._server = server
-        monkeypatch.setattr("paceline.supervise.nodes.fleet.open_to", lambda end, *given: (Lines(end), {}))
+        monkeypatch.setattr(Knocking, "look", lambda each: (each._lines, {}))
         monkeypatch.setattr(Member, "of", failing)  # the last of a node that goes after its first words
         with socket.create_connection(server.getsockname()):
             wait_until(lambda: fleet.poll() or bool(said))
         assert not fleet.members and os.strerror(failure) in said[0]
         links.close()
+
+
+def test_who_connects_and_says_nothing_keeps_no_node_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such connection, as of a port scanner, held the coordinator for a second, and with it all nodes."""
+    monkeypatch.setattr("paceline.supervise.nodes.fleet.KNOCK_SECONDS", 30.0)
+    hello = {"node": 3, "devices": 1, "rung": "restart", "generation": 0, "ranks": [], "standing": [], "members": [],
+             "lost_for": 0.0, "brief": ""}  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        said = list[str]()
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), said.append)
+        with socket.create_connection(server.getsockname()) as silent, socket.create_connection(server.getsockname()):
+            wait_until(lambda: fleet.poll() or len(fleet._knocking) == 2)
+            ends = list[Lines]()
+            node = threading.Thread(target=lambda: ends.append(knock(server.getsockname(), "secret", hello, 60.0)))
+            node.start()
+            wait_until(lambda: fleet.poll() or bool(fleet.members))
+            node.join()
+            assert list(fleet.members) == [3] and len(fleet._knocking) == 2 and "node 3 is there" in said[0]
+            silent.sendall(b'{"proof": "none"}\n')
+            wait_until(lambda: fleet.poll() or len(said) == 2)
+            fleet._knocking[0]._patience = patience.Patience(0.0)
+            wait_until(lambda: fleet.poll() or len(said) == 3)
+        assert "does not know the run's secret" in said[1] and "it says nothing" in said[2] and not fleet._knocking
+        fleet._links.close()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from paceline.supervise.nodes import held_in_memory
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.held_in_memory import PREFIX, PiecesFolder, whole_of
-from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
+from paceline.supervise.nodes.link import Knocking, NodeLink, NoPeer, knock
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.starting import Starter
 
@@ -349,8 +349,10 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -
         made: list[object] = []
 
         def admit(secret: str) -> None:
+            each, found = Knocking(server.accept()[0], secret, 5.0), list[object]()
             try:
-                made.append(open_to(server.accept()[0], secret, 5.0))
+                wait_until(lambda: found.append(each.look()) or found[-1] is not None)
+                made.append(found[-1])
             except NoPeer as error:
                 made.append(error)
 

@@ -169,7 +169,8 @@ class Attendance:
     def _join(self) -> NodeLink | int:
         """Return a link to the coordinator, which may have to be started here first, or the run's exit code."""
         nodes, had_one = self._nodes, self._link is not None
-        patience = Patience(nodes.wait + 2 * nodes.lost_after * nodes.count)
+        # Where a coordinator was lost nodes try one after the other, as `_delay` says; at a start node 0 alone does.
+        patience = Patience(nodes.wait + 2 * nodes.lost_after * (nodes.count if had_one else 1))
         turn = time.monotonic() + self._delay()
         others = _OthersRun(self._run_dir, 2 * nodes.lost_after)
         while True:
