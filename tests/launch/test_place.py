@@ -226,16 +226,28 @@ def test_processes_that_nobody_tells_where_to_meet_are_refused() -> None:
     assert join_world("cpu", place=place_here({"RANK": "0", "WORLD_SIZE": "1"})).size == 1
 
 
-def test_srun_starts_a_run(tmp_path: Path) -> None:
-    """Two processes with the variables that srun sets train one run together."""
+SRUN_TASK = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
+MPI_RANK = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("shared", "job", "numbers"),
+    [
+        pytest.param(SRUN_TASK, "SLURM_JOB_ID", ("SLURM_PROCID", "SLURM_LOCALID"), id="srun"),
+        pytest.param(
+            MPI_RANK, "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), id="mpirun",
+            marks=pytest.mark.deep,
+        ),
+    ],
+)  # fmt: skip
+def test_a_launcher_starts_a_run(tmp_path: Path, shared: dict[str, str], job: str, numbers: tuple[str, ...]) -> None:
+    """Two processes with the variables that the launcher sets train one run together."""
     spec = write_spec(tmp_path, tmp_path / "run", devices=2, plan="dp_shard = 2", steps=3)
-    job = str(free_port() - PORTS.start)  # which says where its ranks meet
-    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job,
-              "SLURM_STEP_TASKS_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    told = {**shared, job: str(free_port() - PORTS.start), "GLOO_SOCKET_IFNAME": "lo"}  # where its ranks meet
     ranks = [
         Warm(
             [sys.executable, "-m", "paceline", "train", str(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment(**shared, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+            text=True, env=environment(**told, **dict.fromkeys(numbers, str(rank))),
         )
         for rank in range(2)
     ]  # fmt: skip
