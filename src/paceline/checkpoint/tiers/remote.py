@@ -29,7 +29,7 @@ PIECE_BYTES = 2**22
 LOOK_SECONDS = 0.05
 RUN = "run"  # in a manifest's `extra`: the name of the run that it is of
 ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
-OPEN, MOST_HELD = Path("/proc/self/fd"), 256  # files of a checkpoint that are held open while it is copied
+DESCRIPTORS, MOST_HELD = "/proc/self/fd", 256  # files of a checkpoint that are held open while it is copied
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ class RemoteStore:
         return sorted(found, key=lambda pair: (pair[1].sequence, pair[1].step), reverse=True)
 
     def _free_name(self, name: str, words: bytes) -> str:
-        """Return where a checkpoint goes, whose manifest these words are: beside one of another past or another run
-        that has its name.
+        """Return where a checkpoint goes: beside one of another run or another past that has its name.
+
+        `words` are its manifest.
         """
         for attempt in range(ATTEMPTS):
             target = f"{self._root}/{name}" + (f".{attempt}" if attempt else "")
@@ -203,9 +204,9 @@ def _held(folder: Path, names: Iterable[str]) -> Iterator[dict[str, str]]:
     """
     with ExitStack() as opened:
         paths = {name: str(folder / name) for name in names}
-        for name in list(paths)[:MOST_HELD] if OPEN.is_dir() else ():
+        for name in list(paths)[:MOST_HELD] if Path(DESCRIPTORS).is_dir() else ():
             file = opened.enter_context((folder / name).open("rb"))
-            paths[name] = str(OPEN / str(file.fileno()))
+            paths[name] = f"{DESCRIPTORS}/{file.fileno()}"
         yield paths
 
 
