@@ -1,11 +1,17 @@
 """A real probe of two ranks in a tiny budget, and how its failures are told."""
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
+from runs import environment, is_running, wait_until
 
 from paceline.cluster.machine import threads_per_device
 from paceline.cluster.probe import probe, worker
@@ -34,6 +40,31 @@ def test_two_ranks_are_measured_and_the_planner_uses_it(tmp_path, monkeypatch):
     step = next(step for step in cluster.device.calibration if step.precision == "fp32")
     assert step.matmul_flops == 2 * 1024 * 2 * (4 * 128**2 + 3 * 128 * 384)  # tokens x layers x matrices
     assert step.operators > 10 and step.moved_elements > 1024 * 128 and step.seconds > 0
+
+
+STARTS = """
+import os, subprocess, sys
+worker = [sys.executable, "-m", "paceline.cluster.probe.worker", sys.argv[1], "0", str(os.getpid())]
+process = subprocess.Popen(worker)
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+def test_a_rank_ends_with_the_process_that_probes(tmp_path):
+    """One whose parent was killed went on for as long as it would have, on cores that the next probe takes for free."""
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"devices": 1, "kind": "cpu", "threads": 1, "seconds_budget": 20.0,
+                                   "fair_share": 1.0, "passes": 1}))  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", STARTS, request], stdout=subprocess.PIPE, env=environment()) as parent:
+        assert parent.stdout is not None
+        rank = int(parent.stdout.readline())
+        parent.kill()
+    try:
+        wait_until(lambda: not is_running(rank), timeout=10)
+    finally:
+        if is_running(rank):
+            os.kill(rank, signal.SIGKILL)
 
 
 def test_a_failing_rank_is_an_error_with_its_own_words(monkeypatch, tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from nodes import PORTS, free_port
@@ -15,7 +18,9 @@ from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
 from paceline.launch.here import are_all_here, node_here, place_here, without_place
 from paceline.launch.slurm import first_host
-from paceline.run.process.world import join_world
+from paceline.run.process.world import World, join_world
+from paceline.session import begin
+from paceline.session.begin import devices_left, on_machines
 from paceline.supervise.told.place import Place
 
 LOCAL = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "PACELINE_RENDEZVOUS": "file:///x"}
@@ -49,6 +54,69 @@ def test_workers_of_ray_train_are_ranks_of_torch() -> None:
     assert place == Place(2, 3, 0, 1, "env://")
     assert node_here(worker, place) == 1, "two workers on the first machine, one on the second"
     assert without_place(worker) == {}
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-77@1"}  # fmt: skip
+HERE = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ({**OPEN_MPI, **MASTER}, Place(3, 4, 1, 2, "env://")),
+        ({**HYDRA, **MASTER}, Place(3, 4, 1, 2, "env://")),
+        (HERE, Place(3, 4, 3, 4, "tcp://127.0.0.1:20961")),
+        ({**HERE, "PMIX_NAMESPACE": "prterun-n1-78@1"}, Place(3, 4, 3, 4, "tcp://127.0.0.1:20060")),
+        (OPEN_MPI, Place(3, 4, 1, 2, "")),  # on two machines, and nobody says where to meet: refused in words
+        ({**HYDRA, "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}, Place(3, 4, 3, 4, "")),  # the job has no name
+        ({**SRUN, **OPEN_MPI, "SLURM_STEP_NODELIST": "n[1-2]"}, Place(3, 4, 1, 2, "tcp://n1:22345")),  # its helpers'
+        ({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "6"}, Place(3, 6, 0, 3, "tcp://n1:22345")),  # srun --mpi=pmi2
+        ({**OPEN_MPI, **TORCHRUN}, Place(5, 8, 1, 4, "env://")),
+        ({**HERE, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),  # one process: all is its own
+    ],
+)  # fmt: skip
+def test_ranks_of_mpirun(told: dict[str, str], place: Place | None) -> None:
+    """Each of them took itself for the whole run: one trained on all devices, and the others found it in use."""
+    assert place_here(told) == place
+    assert without_place(told) == {}
+
+
+def test_ranks_that_nobody_tells_where_to_meet_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="cannot find each other") as refused:
+        join_world("cpu", place=place_here(OPEN_MPI))
+    assert "-x MASTER_ADDR=" in refused.value.try_
+
+
+@pytest.mark.parametrize(("here", "others", "counted"), [(8, 8, 8), (8, 4, 1), (16, 16, 16)])
+def test_ranks_of_machines_are_counted_where_no_launcher_tells(
+    monkeypatch: pytest.MonkeyPatch, here: int, others: int, counted: int
+) -> None:
+    """Some clouds set LOCAL_RANK alone: two machines of eight were priced as one of sixteen."""
+    asked = list[str]()
+
+    def told_at(machine: str, item: object) -> dict[str, list[int]]:
+        asked.append(machine)
+        return {machine: [0] * here}
+
+    known = SimpleNamespace(size=16, told_at=told_at, maximum=lambda own: [max(here, others), -min(here, others)])
+    told = {**POD, "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    place = place_here(told)
+    assert place is not None and place.ranks_on_node == 16
+    assert on_machines(cast(World, known), place) == dataclasses.replace(place, ranks_on_node=counted)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert on_machines(cast(World, known), place) == place and len(asked) == 1, "as it was told"
+
+
+def test_one_process_on_a_machine_of_several_devices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(begin, "visible_gpus", lambda: [None] * 8)
+    alone, among = Place(0, 1, 0, 1, ""), Place(0, 2, 0, 1, "")
+    assert "one of 8 GPUs" in devices_left("cuda", alone)
+    assert devices_left("cpu", alone) == devices_left("cuda", among) == ""
 
 
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
@@ -158,16 +226,28 @@ def test_processes_that_nobody_tells_where_to_meet_are_refused() -> None:
     assert join_world("cpu", place=place_here({"RANK": "0", "WORLD_SIZE": "1"})).size == 1
 
 
-def test_srun_starts_a_run(tmp_path: Path) -> None:
-    """Two processes with the variables that srun sets train one run together."""
+SRUN_TASK = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
+MPI_RANK = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("shared", "job", "numbers"),
+    [
+        pytest.param(SRUN_TASK, "SLURM_JOB_ID", ("SLURM_PROCID", "SLURM_LOCALID"), id="srun"),
+        pytest.param(
+            MPI_RANK, "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), id="mpirun",
+            marks=pytest.mark.deep,
+        ),
+    ],
+)  # fmt: skip
+def test_a_launcher_starts_a_run(tmp_path: Path, shared: dict[str, str], job: str, numbers: tuple[str, ...]) -> None:
+    """Two processes with the variables that the launcher sets train one run together."""
     spec = write_spec(tmp_path, tmp_path / "run", devices=2, plan="dp_shard = 2", steps=3)
-    job = str(free_port() - PORTS.start)  # which says where its ranks meet
-    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job,
-              "SLURM_STEP_TASKS_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    told = {**shared, job: str(free_port() - PORTS.start), "GLOO_SOCKET_IFNAME": "lo"}  # where its ranks meet
     ranks = [
         Warm(
             [sys.executable, "-m", "paceline", "train", str(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment(**shared, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+            text=True, env=environment(**told, **dict.fromkeys(numbers, str(rank))),
         )
         for rank in range(2)
     ]  # fmt: skip

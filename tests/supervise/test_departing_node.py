@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.crew import Crew
-from paceline.supervise.nodes.far import FarRank
+from paceline.supervise.nodes.far import FarRank, FarStanding
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.meeting import NAME, announce, find_meeting, leave
@@ -174,6 +175,40 @@ def test_a_node_whose_rank_came_too_late_to_stand_by_stays_as_another_leaves(
     assert list(two.fleet.members) == [0] and set(fallen.standing) == {0}
     # The next coordinator misses rank 1 too, and nothing has failed.
     assert handed == ([(5, {1, 2, 3}, fallen.called)] if coordinator == 1 else [])
+
+
+def test_a_node_that_is_lost_as_all_stand_by_leaves_the_others_standing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost between the look that found all standing and the next: those of the other node were ended too."""
+    world, looks = tmp_path / "generation-5", [0]
+    world.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        two = TwoNodes(server, tmp_path)
+        ranks, fleet = two.fleet._ranks, two.fleet
+        for rank, far in ranks.items():
+            far.code, far.is_collected = (-signal.SIGKILL, True) if rank == 1 else (None, False)
+            far.returncode = far.code
+        member = fleet.members[1]
+        member.standing = {rank: HeldState() for rank in (2, 3)}
+        member.processes = {each.pid: each for rank, each in ranks.items() if rank in (2, 3)}
+        fleet.members[0].standing, fleet._in_world = {0: HeldState()}, [0, 1]
+        standing = fleet.standing
+
+        def looked(generation: int) -> Mapping[int, FarStanding]:
+            looks[0] += 1
+            if looks[0] == 2:
+                del fleet.members[1]
+                for far in member.processes.values():
+                    far.code, far.returncode, far.is_collected = -signal.SIGKILL, -signal.SIGKILL, True
+            return standing(generation)
+
+        monkeypatch.setattr(fleet, "standing", looked)
+        monkeypatch.setattr(fleet, "dismiss", lambda: pytest.fail("the rank that is left does not go on"))
+        monkeypatch.setattr(two.generations, "_settled", lambda folder, standing, is_empty: lambda: bool(standing()))
+        fallen = two.generations._attended(5, world, None, None, is_new=True)
+    assert set(fallen.standing) == {0} and fallen.outcome.exit_code == 137
 
 
 def test_a_run_ends_to_be_started_again_where_nobody_is_left_to_stand_by_as_a_node_leaves(tmp_path: Path) -> None:

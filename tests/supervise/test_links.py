@@ -20,7 +20,7 @@ from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link as linking
 from paceline.supervise.nodes import links as many
 from paceline.supervise.nodes.fleet import Fleet
-from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.nodes.link import Knocking, NodeLink, knock
 from paceline.supervise.nodes.links import NodeLinks
 from paceline.supervise.nodes.member import Member
 
@@ -74,12 +74,37 @@ def test_a_connection_that_cannot_be_taken_is_no_end_of_the_run(failure: int, mo
         links._server = cast(socket.socket, SimpleNamespace(accept=failing))
         fleet.poll()
         links._server = server
-        monkeypatch.setattr("paceline.supervise.nodes.fleet.open_to", lambda end, *given: (Lines(end), {}))
+        monkeypatch.setattr(Knocking, "look", lambda each: (each._lines, {}))
         monkeypatch.setattr(Member, "of", failing)  # the last of a node that goes after its first words
         with socket.create_connection(server.getsockname()):
             wait_until(lambda: fleet.poll() or bool(said))
         assert not fleet.members and os.strerror(failure) in said[0]
         links.close()
+
+
+def test_who_connects_and_says_nothing_keeps_no_node_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such connection, as of a port scanner, held the coordinator for a second, and with it all nodes."""
+    monkeypatch.setattr("paceline.supervise.nodes.fleet.KNOCK_SECONDS", 30.0)
+    hello = {"node": 3, "devices": 1, "rung": "restart", "generation": 0, "ranks": [], "standing": [], "members": [],
+             "lost_for": 0.0, "brief": ""}  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        said = list[str]()
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), said.append)
+        with socket.create_connection(server.getsockname()) as silent, socket.create_connection(server.getsockname()):
+            wait_until(lambda: fleet.poll() or len(fleet._knocking) == 2)
+            ends = list[Lines]()
+            node = threading.Thread(target=lambda: ends.append(knock(server.getsockname(), "secret", hello, 60.0)))
+            node.start()
+            wait_until(lambda: fleet.poll() or bool(fleet.members))
+            node.join()
+            assert list(fleet.members) == [3] and len(fleet._knocking) == 2 and "node 3 is there" in said[0]
+            silent.sendall(b'{"proof": "none"}\n')
+            wait_until(lambda: fleet.poll() or len(said) == 2)
+            fleet._knocking[0]._patience = patience.Patience(0.0)
+            wait_until(lambda: fleet.poll() or len(said) == 3)
+        assert "does not know the run's secret" in said[1] and "it says nothing" in said[2] and not fleet._knocking
+        fleet._links.close()
 
 
 @pytest.fixture
@@ -97,11 +122,11 @@ def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NodeLinks, Li
     links.close()
 
 
-def beats(node: Lines) -> bool:
-    """Return whether a beat comes, once those that have come already are taken."""
+def beats(node: Lines, seconds: float = 60.0) -> bool:
+    """Return whether a beat comes within some seconds, once those that have come already are taken."""
     while node.take(0.0) is not None:
         pass
-    return node.take(0.5) is not None
+    return node.take(seconds) is not None
 
 
 def test_a_coordinator_that_hangs_while_it_looks_after_ranks_is_no_longer_said_to_live(
@@ -111,7 +136,7 @@ def test_a_coordinator_that_hangs_while_it_looks_after_ranks_is_no_longer_said_t
     links, node = coordinator
     assert beats(node), "before any rank is there it plans, for however long"
     links.look_after()
-    wait_until(lambda: not beats(node))
+    wait_until(lambda: not beats(node, 0.5))
     links.look_after()
     links.rest()
     assert beats(node) and beats(node), "a plan for another number of devices, or the report"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
@@ -41,6 +42,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.spent_by_worlds import SpentSoFar
 from paceline.supervise.blame import Outcome, errors_told
+from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link
@@ -336,6 +338,42 @@ def test_a_full_disk_ends_neither_a_coordinator_nor_a_node(tmp_path: Path) -> No
     away.rename(world)
     agent._tell(wire)
     assert (world / "abort").exists()
+    agent.close()
+
+
+def test_a_node_whose_folder_of_temporary_files_is_full_enters_a_world_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost with its ranks; with one machine alone the run's directory took the folder in its place."""
+    here, spare, started = tmp_path / "here", tmp_path / "run" / "worlds" / "node-0", list[dict[str, str]]()
+    here.mkdir()
+    full, write_bytes = [True], Path.write_bytes
+
+    def writes(path: Path, content: bytes) -> int:
+        if full[0] and path.is_relative_to(here):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", writes)
+    process = SimpleNamespace(pid=1 << 30, returncode=0, poll=lambda: 0, wait=lambda: 0)
+    starter: Any = lambda place: started.append(place) or process  # noqa: E731
+    starter_of_ranks: Any = SimpleNamespace(close=lambda: None)
+    wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
+    agent = Agent(here, starter_of_ranks, 0, 1, {}, spare=spare)
+    agent._starter = starter
+    world: dict[str, Any] = {"members": [[0, 1]], "files": {"brief.json": "@folder@/x"}, "limits": None}
+    place = {"RANK": "0", "PACELINE_ERRORS": "@folder@/generation-1", CONTROL_VARIABLE: "@folder@/control"}
+    for number, base in ((1, spare), (2, here)):
+        full[0] = base == spare
+        agent._do({"world": number, **world}, wire)
+        assert (base / f"generation-{number}" / "brief.json").read_text() == f"{base}/x"
+        agent._do({"start": number, "environ": place, "changed": False}, wire)
+        assert started[-1]["PACELINE_ERRORS"] == f"{base}/generation-1"
+        assert started[-1][CONTROL_VARIABLE] in (f"{here}/control", f"{base}/control"), "the latter of a long path"
+        agent._do({"word": f"generation-{number}/abort"}, wire)
+        agent._tell(wire)
+        assert (base / f"generation-{number}" / "abort").exists()
+    agent._starter = starter_of_ranks
     agent.close()
 
 

@@ -33,7 +33,7 @@ from paceline.supervise.nodes import held_in_memory
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.held_in_memory import PREFIX, PiecesFolder, whole_of
-from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
+from paceline.supervise.nodes.link import Knocking, NodeLink, NoPeer, knock
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.starting import Starter
 
@@ -250,13 +250,13 @@ def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
         def stranger() -> None:
             lines = Lines(server.accept()[0])
             lines.send({"challenge": "of a stranger"})
-            lines.take(5.0)
+            lines.take(60.0)
             lines.send({"proof": proof})
 
         thread = threading.Thread(target=stranger)
         thread.start()
         with pytest.raises(NoPeer):
-            knock(server.getsockname(), "right", {"node": 3}, 5.0)
+            knock(server.getsockname(), "right", {"node": 3}, 60.0)
         thread.join()
 
 
@@ -349,8 +349,10 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -
         made: list[object] = []
 
         def admit(secret: str) -> None:
+            each, found = Knocking(server.accept()[0], secret, 60.0), list[object]()
             try:
-                made.append(open_to(server.accept()[0], secret, 5.0))
+                wait_until(lambda: found.append(each.look()) or found[-1] is not None)
+                made.append(found[-1])
             except NoPeer as error:
                 made.append(error)
 
@@ -358,10 +360,10 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -
             thread = threading.Thread(target=admit, args=("right",))
             thread.start()
             if secret == "right":
-                lines = knock(address, secret, {"node": 3}, 5.0)
+                lines = knock(address, secret, {"node": 3}, 60.0)
             else:
                 with pytest.raises(NoPeer):
-                    knock(address, secret, {"node": 3}, 5.0)
+                    knock(address, secret, {"node": 3}, 60.0)
             thread.join()
         assert isinstance(made[1], NoPeer)
         known, hello = made[0]  # type: ignore[misc]

@@ -45,7 +45,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-# Forks and tells as a standby does, and is gone some seconds after it has told of an end: no test waits for ever.
+# Forks and tells as a standby does, and is gone half a minute after it has told of an end: no test waits for ever.
 TELLS = """
 import os, signal, socket, sys, time
 from paceline.supervise.lines import Lines
@@ -53,7 +53,7 @@ from paceline.supervise.lines import Lines
 signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 lines = Lines(socket.socket(fileno=int(sys.argv[1])))
 lines.send({"because": ""})
-while (asked := lines.take(3.0)) is not None:
+while (asked := lines.take(30.0)) is not None:
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
     child = os.fork()
     if child == 0:

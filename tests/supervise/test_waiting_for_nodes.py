@@ -17,10 +17,12 @@ import pytest
 from observe.alerts.alert_journals import started, step
 from tests_shared import plan_of
 
-from paceline.errors import Requeue
+from paceline.errors import PacelineError, Requeue
 from paceline.lock import RunLock, take
+from paceline.patience import Patience
 from paceline.session.closing import close_run
-from paceline.session.nodes import coordinate
+from paceline.session.nodes import attendance, coordinate
+from paceline.session.nodes.attendance import Attendance
 from paceline.session.nodes.coordinate import _gather
 from paceline.session.nodes.while_waiting import looked_for
 from paceline.spec.cluster import ClusterSpec
@@ -39,7 +41,9 @@ from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.again.fallen import Fallen
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.blame import Outcome
+from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.told.brief import Brief
 from paceline.supervise.told.generation import RESTARTED
@@ -162,3 +166,27 @@ def test_a_coordinator_has_the_command_that_was_typed(
     monkeypatch.setattr(coordinate, "coordinate", lambda *given: found.append((typed_command(), len(sys.argv))) or 0)
     assert inspect.unwrap(coordinate.main)() == 0
     assert found == [(told, max(1, len(typed)))]
+
+
+@pytest.mark.parametrize(("had_one", "waits"), [(False, 610.0), (True, 600.0 + 1024 * 10.0)])
+def test_who_never_had_a_coordinator_waits_for_no_turn_of_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_one: bool, waits: float
+) -> None:
+    """Under srun 1,024 ranks waited for three hours where rank 0 was refused; only who has lost one has a turn."""
+    limits = list[float]()
+
+    def patience(seconds: float) -> Patience:
+        limits.append(seconds)
+        return Patience(0.0)
+
+    monkeypatch.setattr(attendance, "Patience", patience)
+    nodes = NodesSpec(count=1024, node=7, wait="10 min")
+    spec = Spec(Task(), cluster=ClusterSpec(), run=RunSpec(dir=str(tmp_path), nodes=nodes))
+    agent = SimpleNamespace(stopped="", hello=lambda: pytest.fail("nobody is there"))
+    one = Attendance(spec, cast(Agent, agent), tmp_path, lambda text: None)
+    monkeypatch.setattr(one, "_start", lambda: pytest.fail("it is not this node's turn"))
+    monkeypatch.setattr(one, "_delay", lambda: 1e9)
+    one._link = cast(NodeLink, object()) if had_one else None
+    with pytest.raises(PacelineError, match="node 7 finds no coordinator of the run"):
+        one._join()
+    assert limits[0] == waits

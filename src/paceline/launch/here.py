@@ -7,11 +7,13 @@ import ipaddress
 from paceline.errors import ConfigError
 from paceline.launch.launcher import Environ, Launcher
 from paceline.launch.local import LOCAL
+from paceline.launch.mpi import MPI
 from paceline.launch.slurm import SLURM
 from paceline.launch.torchrun import TORCHRUN
 from paceline.supervise.told.place import Place
 
-LAUNCHERS: tuple[Launcher, ...] = (LOCAL, TORCHRUN, SLURM)  # who is asked, in order: the first that knows counts
+# Who is asked, in order: the first that knows counts. Under Slurm `mpirun` starts its own helpers by srun.
+LAUNCHERS: tuple[Launcher, ...] = (LOCAL, TORCHRUN, MPI, SLURM)
 
 
 def place_here(environ: Environ) -> Place | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
+from paceline.cluster.machine import visible_gpus
 from paceline.errors import ConfigError
+from paceline.launch.here import ranks_on_node_told
 from paceline.lock import RunLock, take
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.world import World, join_world
@@ -18,6 +21,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.parent import end_with_launcher
 from paceline.supervise.told.brief import Brief, brief_from_json
 from paceline.supervise.told.place import Place
+from paceline.system.this_machine import machine_here
 
 Say = Callable[[str], None]
 
@@ -54,15 +58,41 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
     from paceline.session.nodes.launched import for_peers  # with what a process on its own never needs
 
     end_with_launcher(os.environ)
-    world = join_world(*_device_here(spec, place), place, spec.run)
-    locks: list[RunLock] = []
+    kind, threads = _device_here(spec, place)
+    world = join_world(kind, threads, place, spec.run)
+    locks, there = list[RunLock](), on_machines(world, place)
+    if left := devices_left(kind, place):
+        say(left)
 
     def begin() -> str:
         locks.append(take(run_directory(spec)))
-        return _brief(plan_task(for_peers(spec, place), say=say), say).to_json()
+        return _brief(plan_task(for_peers(spec, there), say=say), say).to_json()
 
     text = from_first(world, begin)
     return world, brief_from_json(text), locks[0] if locks else None
+
+
+def on_machines(world: World, place: Place) -> Place:
+    """Return a place with the ranks that each machine has, where its launcher tells nothing of that. All ranks call it.
+
+    They would all count as those of one machine. Of machines that differ each rank counts as alone on one.
+    """
+    if world.size == 1 or ranks_on_node_told(os.environ) is not None:
+        return place
+    machine = machine_here()
+    here = float(len(world.told_at(machine, {})[machine]))
+    most, least = world.maximum([here, -here])
+    return replace(place, ranks_on_node=int(here) if most == -least else 1)
+
+
+def devices_left(kind: str, place: Place) -> str:
+    """Return what is said where a launcher has started one process on a machine of several devices; "" elsewhere."""
+    if place.world_size > 1 or kind != "cuda" or (gpus := len(visible_gpus())) < 2:
+        return ""
+    return (
+        f"launch   WORLD_SIZE = 1: one process was started, which trains on one of {gpus} GPUs; "
+        f"for all of them unset RANK and WORLD_SIZE, or start {gpus} processes"
+    )
 
 
 def _brief(planned: Planned, say: Say) -> Brief:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from paceline.system.end_of_parent import signal_at_end_of
 
 PARENT_VARIABLE = "PACELINE_PARENT"
 NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
 AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 TASK_VARIABLE = "SLURM_TASK_PID"  # set by slurmstepd: the number of the process that it has started
-PR_SET_PDEATHSIG = 1
 
 _PARENT: list[int] = []  # whom this process ends with, where that was asked for: a fact about the process
 
@@ -41,7 +40,7 @@ def end_with_parent(parent: int | None = None, number: int = 0) -> None:
     expected = int(named) if parent is None and named else parent
     if expected is not None:
         _PARENT[:] = [expected]
-        _signal_at_end_of(expected, number or ends_by(os.environ))
+        signal_at_end_of(expected, number or ends_by(os.environ))
 
 
 def has_lost_parent() -> bool:
@@ -56,7 +55,7 @@ def end_with_launcher(environ: Mapping[str, str]) -> None:
     What else sets torch's variables may well be gone before the run is over. For srun `end_with_step` is enough.
     """
     if AGENT_VARIABLE in environ:
-        _signal_at_end_of(os.getppid(), signal.SIGTERM)
+        signal_at_end_of(os.getppid(), signal.SIGTERM)
     end_with_step(environ)
 
 
@@ -67,15 +66,7 @@ def end_with_step(environ: Mapping[str, str]) -> None:
     its job is over (Slurm 22.05). A process that such a task has started in turn is left alone.
     """
     if environ.get(TASK_VARIABLE) == str(os.getpid()):
-        _signal_at_end_of(os.getppid(), signal.SIGTERM)
-
-
-def _signal_at_end_of(parent: int, number: int) -> None:
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
+        signal_at_end_of(os.getppid(), signal.SIGTERM)
 
 
 def name_process(name: str) -> None:

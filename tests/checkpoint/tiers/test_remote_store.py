@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,23 @@ def test_lists_of_files_travel_too(tmp_path: Path, store: RemoteStore, monkeypat
     store.copy(save_sample(tmp_path / "here", 3).path, keep_last=2)
     path = store.fetch_newest(tmp_path / "new", 2)
     assert path is not None and (path / "files-00000.json").exists() and load_sample(path)["step"] == 3
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_copied_all_the_same(
+    tmp_path: Path, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of storage that is slower than `keep_last` saves no copy ever came to its end."""
+    path, copy = save_sample(tmp_path / "here", 3).path, type(store._files).put_file
+
+    def slowly(files: object, *given: Any, **more: Any) -> None:
+        copy(files, *given, **more)
+        shutil.rmtree(path, ignore_errors=True)
+
+    monkeypatch.setattr(type(store._files), "put_file", slowly)
+    copied = store.copy(path, keep_last=2)
+    assert not path.exists() and copied.url.endswith("step-00000003") and store.names()[0] == "step-00000003"
+    found = store.fetch_newest(tmp_path / "new", 2)
+    assert found is not None and load_sample(found)["step"] == 3
 
 
 def test_nothing_older_is_fetched(tmp_path: Path, store: RemoteStore) -> None:

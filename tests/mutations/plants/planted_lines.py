@@ -212,7 +212,7 @@ MORE_PROOFS = [
     Planted("outer step", "a copy's own weights are saved for the shared ones", "outer steps",
             line(f"{OUTER}:OuterSteps.named", ('of_parameters(self._model, self._shared, "model.")',
                  '{n: t for n, t in state.items() if n.startswith("model.")}')),
-            "error", "", "", "are not those that were saved", part="copies in step"),
+            "loss", "checkpoint", "", "lacks", part="copies in step", step=4),
     Planted("rounded sums", "what rounding left out is not added later", "rounded sums",
             line("run.replicas.bucket_sums:RoundedSums.start", ("    flat.add_(left)\n", "")),
             "weights", "optimizer", "", part="copies in step", step=2),

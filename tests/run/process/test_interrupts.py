@@ -11,18 +11,24 @@ from paceline.checkpoint import list_checkpoints, verify_checkpoint
 
 INTERRUPTS = """
 import signal
-import time
+import threading
 
 from paceline.checkpoint import save
+from paceline.supervise.signals import StopFlag
 from paceline.task.objective import next_token
 
-write_shard, calls = save.write_shard, [0]
+write_shard, calls, received, told = save.write_shard, [0], StopFlag._received, threading.Semaphore(0)
+
+
+def hear(flag, number, frame):
+    told.release()
+    received(flag, number, frame)
 
 
 def interrupt(times):
     for _ in range(times):
         signal.raise_signal(signal.SIGINT)
-        time.sleep(0.5)  # who waits for the save hears of each: of two in the same moment there is one
+        assert told.acquire(timeout=30)  # who waits for the save hears of each: of two in the same moment there is one
 
 
 def interrupted(path, *arguments):
@@ -38,7 +44,7 @@ def objective(model, batch):
     return next_token(model, batch)
 
 
-save.write_shard = interrupted
+save.write_shard, StopFlag._received = interrupted, hear
 """
 
 

@@ -374,6 +374,25 @@ def test_a_call_after_the_step_is_not_joined_before_it(monkeypatch: pytest.Monke
         each.stop()
 
 
+def test_a_peer_that_comes_and_ends_between_two_looks_has_not_stayed_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody had come at the look for all, and then the peer came, made the call, and trained to its end."""
+    monkeypatch.setattr(roll_call, "LOOK_SECONDS", 1e6)
+
+    class EndsBetweenLooks(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            found = super().check(keys)
+            if not found and keys[0].endswith("/1/all") and peer._met == 0:
+                peer.meet(EVALUATE, 6)
+                peer.ends(has_completed=True)
+                peer.leave()
+            return found
+
+    store = EndsBetweenLooks()
+    slow, peer = RollCall(0, 2, store), RollCall(1, 2, store)
+    slow.meet(EVALUATE, 6)
+    slow.stop()
+
+
 @pytest.mark.parametrize("has_completed", [True, False])
 def test_who_waits_for_a_step_is_told_of_a_rank_that_has_left(make: Make, has_completed: bool) -> None:
     """A loop that the others have left by themselves: the collectives of the step hear of that, and say it."""

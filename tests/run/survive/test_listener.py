@@ -144,3 +144,30 @@ def test_an_update_that_the_device_had_not_made_is_not_handed_on(
         assert holds_update(updates) == made
     finally:
         stop_listening()
+
+
+def test_an_update_that_is_launched_as_groups_are_ended_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener had asked for the update before, which was made, and the host went on to the end of this one."""
+
+    class Event(Passed):
+        def __init__(self) -> None:
+            super().__init__(True)  # one that is not recorded yet counts as passed
+
+        def record(self) -> None:
+            assert updates._end is not self, "another thread would take it for an update that is made"
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    updates = LastUpdate(torch.device("cuda"))
+    updates.launched()
+    monkeypatch.setattr(listener, "abort_groups", updates.launched)
+    listen(tmp_path, monkeypatch)
+    try:
+        watch_updates(updates)
+        assert holds_update(updates)
+        (tmp_path / ABORT_NAME).touch()
+        wait_until(lambda: was_aborted() and updates.launches == 2)
+        assert not holds_update(updates)
+    finally:
+        stop_listening()

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,27 @@ def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(
     assert budget.budgets[0].spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
     with pytest.raises(ConfigError, match="no tag of the run"):
         RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
+
+
+def test_what_others_have_spent_since_the_look_before_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They spend 10 $ a second. A step began while their new sum was there and its moment was not: 300 of 200 $."""
+    clock, told, found = [0.0], [0.0], list[float]()
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    budget = RunBudget(BudgetSpec(usd=250.0), (), {}, {}, 1)
+
+    class StepBegins(deque[Any]):
+        def append(self, each: Any) -> None:
+            found.append(budget.spent()["usd"])
+            super().append(each)
+
+    budget._asked = StepBegins()
+    budget.share(lambda: {**spent_in(()), "usd": told[0]})
+    for told[0], clock[0] in ((100.0, 10.0), (200.0, 20.0)):
+        budget.refresh()
+    assert found == [0.0, 0.0, 200.0], "one answer tells no pace"
+    assert budget.spent() == {"usd": 200.0}
+    clock[0] = 25.0
+    assert budget.look() == "the budget of $250 is used up", "at their pace"
 
 
 def test_a_run_at_work_that_writes_nothing_spends_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

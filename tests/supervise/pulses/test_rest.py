@@ -84,7 +84,7 @@ def looks(process: int, count: int = 12) -> list[bool]:
 @pytest.mark.parametrize("program", [LOCKED, PAUSES, LISTENS])
 def test_one_that_waits_for_nobody_rests_from_the_second_look_on(program: str) -> None:
     with running(program) as process:
-        wait_until(lambda: state_of(process) == ASLEEP)
+        wait_until(lambda: state_of(process) == ASLEEP and has_settled(process))
         assert all(looks(process)[2:]), "the first look, or one more until it has come to its wait, may see it move"
 
 

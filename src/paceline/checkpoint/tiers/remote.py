@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ PIECE_BYTES = 2**22
 LOOK_SECONDS = 0.05
 RUN = "run"  # in a manifest's `extra`: the name of the run that it is of
 ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
+DESCRIPTORS, MOST_HELD = "/proc/self/fd", 256  # files of a checkpoint that are held open while it is copied
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,20 @@ class RemoteStore:
             self._root = root.rstrip("/")
 
     def copy(self, folder: Path, keep_last: int) -> Copied:
-        """Copy a published checkpoint, read the copy back, and remove the run's older ones beyond `keep_last`."""
-        manifest = read_manifest(folder)
-        with self._told(f"did not take {folder.name}"):
-            target = self._free_name(folder)
+        """Copy a published checkpoint, read the copy back, and remove the run's older ones beyond `keep_last`.
+
+        The run may remove the checkpoint meanwhile, as an old one of its own.
+        """
+        manifest, words = read_manifest(folder), (folder / MANIFEST_NAME).read_bytes()
+        with self._told(f"did not take {folder.name}"), _held(folder, (MANIFEST_NAME, *manifest.files)) as paths:
+            target = self._free_name(folder.name, words)
             self._files.makedirs(target, exist_ok=True)
             for name, entry in manifest.files.items():
-                self._files.put_file(str(folder / name), f"{target}/{name}")
+                self._files.put_file(paths[name], f"{target}/{name}")
                 if self._digest(f"{target}/{name}", entry) != (entry.bytes, entry.sha256):
                     raise StorageError(f"{self.url} did not take {folder.name}", f"{name} reads back otherwise")
-            self._files.put_file(str(folder / MANIFEST_NAME), f"{target}/{MANIFEST_NAME}")
-            if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != (folder / MANIFEST_NAME).read_bytes():
+            self._files.put_file(paths[MANIFEST_NAME], f"{target}/{MANIFEST_NAME}")
+            if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != words:
                 raise StorageError(f"{self.url} did not take {folder.name}", f"{MANIFEST_NAME} reads back otherwise")
             removed = self._remove_old(keep_last, target, manifest.extra.get(RUN))
         return Copied(self._files.unstrip_protocol(target), manifest.total_bytes, removed)
@@ -151,14 +155,17 @@ class RemoteStore:
                     shutil.rmtree(here)
         return sorted(found, key=lambda pair: (pair[1].sequence, pair[1].step), reverse=True)
 
-    def _free_name(self, folder: Path) -> str:
-        """Return where a checkpoint goes: beside one of another run or another past that has its name."""
+    def _free_name(self, name: str, words: bytes) -> str:
+        """Return where a checkpoint goes: beside one of another run or another past that has its name.
+
+        `words` are its manifest.
+        """
         for attempt in range(ATTEMPTS):
-            target = f"{self._root}/{folder.name}" + (f".{attempt}" if attempt else "")
+            target = f"{self._root}/{name}" + (f".{attempt}" if attempt else "")
             path = f"{target}/{MANIFEST_NAME}"
-            if not self._files.exists(path) or self._files.cat_file(path) == (folder / MANIFEST_NAME).read_bytes():
+            if not self._files.exists(path) or self._files.cat_file(path) == words:
                 return target
-        raise StorageError(f"{self.url} did not take {folder.name}", f"it holds {ATTEMPTS} of that name", "another URL")
+        raise StorageError(f"{self.url} did not take {name}", f"it holds {ATTEMPTS} of that name", "another URL")
 
     def _remove_old(self, keep_last: int, newest: str, run: object) -> tuple[str, ...]:
         own = [name for name, manifest in self._complete() if manifest.extra.get(RUN) == run]
@@ -186,6 +193,21 @@ class RemoteStore:
         except Exception as error:  # each storage has errors of its own, with no common type
             because = f"{type(error).__name__}: {error}"
             raise StorageError(f"{self.url} {what}", because, "check the URL and the right to write to it") from error
+
+
+@contextmanager
+def _held(folder: Path, names: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Yield the paths at which files can be read until the block ends, also where somebody removes them meanwhile.
+
+    They are those of open descriptors, of `MOST_HELD` files at most and where the system has such paths (Linux). Raises
+    OSError where one is gone already.
+    """
+    with ExitStack() as opened:
+        paths = {name: str(folder / name) for name in names}
+        for name in list(paths)[:MOST_HELD] if Path(DESCRIPTORS).is_dir() else ():
+            file = opened.enter_context((folder / name).open("rb"))
+            paths[name] = f"{DESCRIPTORS}/{file.fileno()}"
+        yield paths
 
 
 def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -> list[str]:

@@ -116,11 +116,8 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: fl
             for rank in range(request["devices"]):
                 with (folder / f"stderr-{rank}").open("wb") as stderr:
                     command = [sys.executable, "-m", "paceline.cluster.probe.worker", str(folder / "request.json")]
-                    workers.append(
-                        subprocess.Popen(
-                            [*command, str(rank)], env=environment, stdout=subprocess.DEVNULL, stderr=stderr
-                        )
-                    )
+                    command += [str(rank), str(os.getpid())]
+                    workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr))
             _wait(workers, folder, timeout_seconds, most_seconds)
         finally:
             for worker in workers:

@@ -175,7 +175,8 @@ class RollCall:
             for found in (f"{key}/apart", self._left):
                 if store.check([found]):
                     rank, told, is_certain = json.loads(store.get(found))
-                    if is_certain:  # who has failed meanwhile tells more
+                    # Who has failed meanwhile tells more; and all may have come since, and made the call, and left.
+                    if is_certain and not store.check([f"{key}/all"]):
                         raise self._apart(mine, int(rank), str(told))
             time.sleep(seconds)
             seconds = min(1.5 * seconds, self._longest)

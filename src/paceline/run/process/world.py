@@ -210,7 +210,8 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
             raise ConfigError(
                 "the processes cannot find each other",
                 "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
-                "start with `paceline train`, torchrun or srun",
+                "start with `paceline train`, torchrun or srun; of mpirun on several machines tell each process both, "
+                "as by `-x MASTER_ADDR=HOST -x MASTER_PORT=29500`",
             )
         _meet(place, device)
         atexit.register(_leave_at_exit)

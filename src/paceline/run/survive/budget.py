@@ -92,9 +92,9 @@ class RunBudget:
         passed: float = 0.0,
     ) -> None:
         self._spec, self._before, self._began = spec, spent_in(held), time.monotonic() - passed
-        self._others = spent_in(())  # by runs that the budget is shared with
-        self._ask_others: Callable[[], dict[str, float]] = lambda: self._others
-        self._asked: deque[tuple[float, dict[str, float]]] = deque(maxlen=LOOKS_KEPT)  # when, and the answer
+        self._ask_others: Callable[[], dict[str, float]] = lambda: spent_in(())  # runs that the budget is shared with
+        # When, and the answer. A thread adds to it while another reads: what belongs together comes at once.
+        self._asked: deque[tuple[float, dict[str, float]]] = deque(maxlen=LOOKS_KEPT)
         self._looked: float | None = None  # the first moment at which a step was to begin
         # The forecast is of the cluster's own devices, which may be more than this world has.
         rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
@@ -116,8 +116,8 @@ class RunBudget:
 
     def refresh(self) -> None:
         """Ask what others have spent by now. It reads their journals, so it is for a thread beside training."""
-        self._others = self._ask_others()
-        self._asked.append((time.monotonic(), self._others))
+        others = self._ask_others()
+        self._asked.append((time.monotonic(), others))
 
     def next_look_seconds(self) -> float:
         """Return when to ask others again: soon where what is left lasts for a short time at the pace of all."""
@@ -191,16 +191,14 @@ class RunBudget:
     def _amount(self, name: str, passed: float) -> float:
         """Return what is spent of a budget, so many seconds after this world began; others go on at their pace."""
         amount, unit, _ = BUDGETS[name]
-        since = passed - (self._asked[-1][0] - self._began) if self._asked else 0.0
-        others = self._others[amount] + self._others_per_second(amount) * min(SHARED_SECONDS, max(0.0, since))
+        asked = tuple(self._asked)
+        since, others = (passed - (asked[-1][0] - self._began), asked[-1][1][amount]) if asked else (0.0, 0.0)
+        others += _pace(asked, amount) * min(SHARED_SECONDS, max(0.0, since))
         return (self._before[amount] + others + passed * self._per_second[amount]) / unit
 
     def _others_per_second(self, amount: str) -> float:
         """Return how fast others spend, by what they had spent at the last looks."""
-        if len(self._asked) < 2:
-            return 0.0
-        (began, first), (ended, last) = self._asked[0], self._asked[-1]
-        return max(0.0, last[amount] - first[amount]) / (ended - began) if ended > began else 0.0
+        return _pace(tuple(self._asked), amount)
 
     def _warning(self, name: str, limit: float, spent: float, step_seconds: float) -> DecisionRecord:
         amount, unit, said = BUDGETS[name]
@@ -212,6 +210,14 @@ class RunBudget:
         evidence = {"spent": spent, "limit": limit, "seconds_left": left}
         because = f"{said(spent)} of {said(limit)}{self._spec.text} is spent, {spent / limit:.0%}; {buys}"
         return DecisionRecord("budget", "spend", "spend on", because, evidence)
+
+
+def _pace(asked: Sequence[tuple[float, Mapping[str, float]]], amount: str) -> float:
+    """Return how fast an amount has grown from the first to the last of some answers, each with its moment."""
+    if len(asked) < 2:
+        return 0.0
+    (began, first), (ended, last) = asked[0], asked[-1]
+    return max(0.0, last[amount] - first[amount]) / (ended - began) if ended > began else 0.0
 
 
 class RunBudgets:

@@ -24,12 +24,15 @@ class LastUpdate:
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         self._end: Any = None  # a CUDA event
+        self.launches = 0  # how often an update was given to the device; counted of no CPU
 
     def launched(self) -> None:
         """Note that all of an update has been given to the device."""
         if self._on_cuda:
-            self._end = torch.cuda.Event()
-            self._end.record()
+            end = torch.cuda.Event()
+            end.record()  # first: one that is not recorded counts as passed, and another thread may ask
+            self._end = end
+            self.launches += 1
 
     def is_made(self, within_seconds: float = UPDATE_SECONDS) -> bool:
         """Return whether the device has made it, or does within the time. Any thread may ask."""

@@ -42,7 +42,8 @@ class Listener:
         """The word is acted on so long after it came, if this process has not left its world by then."""
         self._after_seconds, self.has_acted = after_seconds, False
         self.last_update: LastUpdate | None = None  # of this process's model
-        self.had_update = True  # whether the device had made it before the groups were ended
+        self._had_update = True  # whether the device had made it before the groups were ended
+        self._launches = 0  # of updates by then: what was launched later may have collectives that were ended
         self._word, self._ended, self._acting = word, threading.Event(), threading.Lock()
         self._parent = os.getppid()
         threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
@@ -51,6 +52,13 @@ class Listener:
     def is_told(self) -> bool:
         """Whether the word has come."""
         return self.has_acted or self._word.exists()
+
+    def had(self, updates: LastUpdate) -> bool:
+        """Return whether the device had made the last update before this listener ended the groups.
+
+        The host goes on meanwhile: an update that it has launched since then is one that nobody knows to be whole.
+        """
+        return self._had_update and (updates is not self.last_update or updates.launches == self._launches)
 
     def stop(self) -> None:
         """Listen no more: what this process does from here on is of another world."""
@@ -67,10 +75,15 @@ class Listener:
                     pass
                 with self._acting:
                     if not self._ended.is_set():
-                        self.had_update = self.last_update is None or self.last_update.is_made()
+                        self._look_at_update()
                         self.has_acted = True
                         abort_groups()
                 return
+
+    def _look_at_update(self) -> None:
+        if self.last_update is not None:
+            self._launches = self.last_update.launches  # first: one that is launched meanwhile does not count
+            self._had_update = self.last_update.is_made()
 
 
 def wake_stopped(folder: Path) -> None:
@@ -107,7 +120,7 @@ def watch_updates(updates: LastUpdate) -> None:
 def holds_update(updates: LastUpdate) -> bool:
     """Return whether the last update was made whole. It is asked before this process ends its groups by itself."""
     ended = [each for each in _LISTENERS if each.has_acted]
-    return all(each.had_update for each in ended) if ended else updates.is_made()
+    return all(each.had(updates) for each in ended) if ended else updates.is_made()
 
 
 def refuse_ended_groups() -> None:

@@ -25,6 +25,7 @@ from paceline.session.nodes.loss import LossTeller
 from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.supervise.again.generations import SPARE
 from paceline.supervise.groups import collect
 from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.nodes.agent import Agent
@@ -78,7 +79,8 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
         path = hand_over(spec, folder)
         words = list(script) or ["-m", WORKER, str(path)]
         start = starter_of(words, dict(os.environ), spec, say)
-        agent = Agent(folder, start, nodes.node, devices, os.environ, seat.environ)
+        spare = run_directory(spec) / SPARE / f"node-{nodes.node}"
+        agent = Agent(folder, start, nodes.node, devices, os.environ, seat.environ, spare)
         flag = forward_signals(agent.send)
         attendance = Attendance(spec, agent, path, say, seat.per_machine, script)
         try:
@@ -170,7 +172,8 @@ class Attendance:
     def _join(self) -> NodeLink | int:
         """Return a link to the coordinator, which may have to be started here first, or the run's exit code."""
         nodes, had_one = self._nodes, self._link is not None
-        patience = Patience(nodes.wait + 2 * nodes.lost_after * nodes.count)
+        # Where a coordinator was lost nodes try one after the other, as `_delay` says; at a start node 0 alone does.
+        patience = Patience(nodes.wait + 2 * nodes.lost_after * (nodes.count if had_one else 1))
         turn = time.monotonic() + self._delay()
         others = _OthersRun(self._run_dir, 2 * nodes.lost_after)
         while True:

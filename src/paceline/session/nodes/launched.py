@@ -20,6 +20,7 @@ from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, RunInUse
 from paceline.launch.here import are_all_here, meeting_host, node_here, peer_here
 from paceline.launch.launcher import Environ
+from paceline.launch.mpi import LOOPBACK
 from paceline.lock import take
 from paceline.patience import Patience
 from paceline.session.nodes.attendance import LOOK_SECONDS, Seat
@@ -31,7 +32,6 @@ from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import is_supervised
 from paceline.supervise.told.place import Place
 
-LOOPBACK = "127.0.0.1"
 FAR_AWAY = "192.0.2.1"  # of a network that is for documents alone: nothing is sent there
 
 

@@ -256,12 +256,12 @@ class Generations:
         """
         folder = self._folder / f"generation-{number}"
         try:
-            _make_room(folder)
+            make_room(folder)
         except OSError as error:
             spare = self._lock.run_dir / SPARE / folder.name
             if isinstance(self._machines, OneMachine):
                 with contextlib.suppress(OSError):  # no better: what is wrong with the first one is told
-                    _make_room(spare)
+                    make_room(spare)
                     because = f"the folder of temporary files takes no more: {error}"
                     self._say(f"recover  {because}; {spare} is used")
                     return spare, (DecisionRecord("folder of a world", str(folder), str(spare), because, None),)
@@ -294,6 +294,8 @@ class Generations:
         is_settled = self._settled(folder, standing, is_empty)
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)
         left = standing()
+        crew.look()  # a node may be lost in that look: its ranks have ended, and the others stand by all the same
+        left = {rank: each for rank, each in left.items() if rank not in crew.endings}
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}
             self._machines.dismiss()
@@ -438,7 +440,7 @@ def _cut_short(outcome: Outcome) -> Outcome:
     )
 
 
-def _make_room(folder: Path) -> None:
+def make_room(folder: Path) -> None:
     """Make a folder in which so much can be written as ranks leave there. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     tried = folder / "room"

@@ -19,9 +19,10 @@ from typing import Any
 from paceline.patience import Patience
 from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
+from paceline.supervise.again.generations import make_room
 from paceline.supervise.again.held_state import HeldState
 from paceline.supervise.blame import errors_told
-from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
+from paceline.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
 from paceline.supervise.nodes.held_in_memory import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
@@ -52,9 +53,14 @@ class Agent:
         devices: int,
         environ: Mapping[str, str],
         seat: Mapping[str, str] | None = None,
+        spare: Path | None = None,
     ) -> None:
-        """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator."""
-        self._seat = seat or {}
+        """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator.
+
+        `spare` takes the folder of a world where `folder`, which is among temporary files, has no room for it.
+        """
+        self._seat, self._spare = seat or {}, spare
+        self._base = folder  # where the folder of this world is
         self.error: Mapping[str, object] | None = None  # by which the run has ended, where no rank was ever here
         self.told: Mapping[str, object] | None = None  # and wherever the ranks were
         self.folder, self.node, self.devices = folder, node, devices
@@ -164,7 +170,7 @@ class Agent:
 
     @property
     def _world_folder(self) -> Path:
-        return self.folder / f"generation-{self._generation}"
+        return self._base / f"generation-{self._generation}"
 
     def _do(self, message: Mapping[str, Any], link: NodeLink) -> None:
         if "world" in message:
@@ -203,14 +209,25 @@ class Agent:
         """Make room for the next world."""
         self._before, self._ranks = self._ranks, {}
         self._generation, self._members, self._entered = message["world"], message["members"], passed_seconds()
-        self._world_folder.mkdir(exist_ok=True)
+        self._base = self._with_room(f"generation-{self._generation}")
         for name, text in message["files"].items():
-            (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
+            (self._world_folder / name).write_text(text.replace(HERE, str(self._base)))
         self._errors, self._stood, self._lookout, self._judged, self._words = set(), {}, None, {}, set()
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
             ranks = self._ranks.keys()
             self._lookout = Lookout(NearSight(self._world_folder, ranks, limits, self._process_of), ranks)
+
+    def _with_room(self, name: str) -> Path:
+        """Return where the folder of a world is, which has this name. Raises OSError where there is room nowhere."""
+        try:
+            make_room(self.folder / name)
+            return self.folder
+        except OSError:
+            if self._spare is None:
+                raise
+            make_room(self._spare / name)
+            return self._spare
 
     def _process_of(self, rank: int) -> int | None:
         """Return the number of a rank's process on this machine, None where it is none of this node's."""
@@ -231,7 +248,9 @@ class Agent:
         found = {name: interface for name in INTERFACES if interface and name not in self._environ}
         found |= {PARENT_VARIABLE: str(os.getpid()), NODE_VARIABLE: str(self.node)}
         found |= self._pieces.environ()
-        told = {name: value.replace(HERE, str(self.folder)) for name, value in environ.items()}
+        told = {name: value.replace(HERE, str(self._base)) for name, value in environ.items()}
+        if CONTROL_VARIABLE in told:  # the channel is where this supervisor began
+            told |= self._control.environ()
         return {**found, **told, **self._seat}
 
     def _signal(self, message: Mapping[str, Any]) -> None:
@@ -251,7 +270,7 @@ class Agent:
         """Leave what ranks are to find. A disk may have no room for a name: then it is tried again."""
         with contextlib.suppress(OSError):
             for word in sorted(self._words):
-                (self.folder / word).touch()
+                (self._base / word).touch()
                 self._words.discard(word)
 
     def _tell(self, link: NodeLink) -> None:

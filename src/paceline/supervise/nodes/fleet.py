@@ -30,7 +30,7 @@ from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
 from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
-from paceline.supervise.nodes.link import NoPeer, open_to
+from paceline.supervise.nodes.link import Knocking, NoPeer
 from paceline.supervise.nodes.links import NodeLinks
 from paceline.supervise.nodes.member import KILLED, Member, of_runs
 from paceline.supervise.pulses.sight import ProcessOf
@@ -62,6 +62,7 @@ class Fleet:
         self.node: int | None = None  # that of the coordinator
         self._spec, self._secret = spec, secret
         self._links = NodeLinks(server, spec.lost_after)
+        self._knocking: list[Knocking] = []  # who has yet to say who it is
         self._lock, self._say = lock, say
         self._folder, self._world = Path(), Path()
         self._ranks: dict[int, FarRank] = {}  # of this world
@@ -84,8 +85,9 @@ class Fleet:
 
     def poll(self) -> None:
         """Let nodes in, take what they tell, and note those that are lost. It waits for nothing."""
-        for end in self._links.knocking():
-            self._admit(end)
+        self._knocking += [Knocking(end, self._secret, KNOCK_SECONDS) for end in self._links.knocking()]
+        for each in [*self._knocking]:
+            self._admit(each)
         for member in self._links.ready():
             for message in member.link.taken():
                 self._hear(member, message)
@@ -113,14 +115,17 @@ class Fleet:
             self.poll()
             time.sleep(LOOK_SECONDS)  # for nodes to come
 
-    def _admit(self, end: socket.socket) -> None:
+    def _admit(self, each: Knocking) -> None:
         try:
-            lines, hello = open_to(end, self._secret, KNOCK_SECONDS)
-            member = Member.of(lines, hello, self._spec.lost_after, self._poll_for_a_rank)
+            if (found := each.look()) is None:
+                return
+            member = Member.of(*found, self._spec.lost_after, self._poll_for_a_rank)
         except (NoPeer, KeyError, TypeError, ValueError, OSError) as error:  # the last of one that has gone just now
-            end.close()
+            self._knocking.remove(each)
+            each.end.close()
             self._say(f"nodes    somebody was not let in: {error}")
             return
+        self._knocking.remove(each)
         before = self.members.get(member.number)
         if before is not None:
             before.link.because = before.link.because or "its supervisor has been started again"
@@ -482,6 +487,8 @@ class Fleet:
         """Tell all nodes how the run has ended."""
         for member in self.members.values():
             member.link.send({"end": outcome.exit_code, "error": outcome.error})
+        for each in self._knocking:
+            each.end.close()
         self._links.close()
 
     # ---- to the nodes ----------------------------------------------------------------------------------------------

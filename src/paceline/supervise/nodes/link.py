@@ -171,20 +171,43 @@ def knock(address: tuple[str, int], secret: str, hello: Mapping[str, object], se
         raise
 
 
-def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, object]]:
-    """Return a connection that a node has made which knows the secret, and what it says of itself. Raises NoPeer."""
-    end.settimeout(seconds)
-    lines, ours = Lines(end), secrets.token_hex(16)
-    try:
-        lines.send({"challenge": ours})
-        told = _answer(lines, seconds)
-        if not hmac.compare_digest(told["proof"], _proof(secret, f"node {ours}")):
-            raise NoPeer("it does not know the run's secret")
-        lines.send({"proof": _proof(secret, f"coordinator {told['challenge']}")})
-        return lines, _answer(lines, seconds)
-    except (OSError, EOFError, KeyError, ValueError, TypeError, NoPeer) as error:
-        end.close()
-        raise NoPeer(str(error)) from error
+class Knocking:
+    """A connection that somebody has made to the coordinator, who is to show the secret and to say who it is.
+
+    Nobody is waited for: a port scanner says nothing, and the nodes that are there are looked after meanwhile.
+    """
+
+    def __init__(self, end: socket.socket, secret: str, seconds: float) -> None:
+        """Who connects has so many seconds of an idle machine for each of two answers."""
+        end.settimeout(seconds)  # for sending what fits into the system's room
+        self.end, self._lines, self._secret, self._seconds = end, Lines(end), secret, seconds
+        self._ours, self._is_known, self._patience = "", False, Patience(seconds)
+
+    def look(self) -> tuple[Lines, dict[str, object]] | None:
+        """Return a node's connection, and what the node says of itself; None where that has not come yet.
+
+        Raises NoPeer where it is no node of the run, or says nothing. The connection is closed then.
+        """
+        try:
+            return self._heard()
+        except (OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, NoPeer) as error:
+            self.end.close()
+            raise NoPeer(str(error)) from error
+
+    def _heard(self) -> tuple[Lines, dict[str, object]] | None:
+        if not self._ours:
+            self._ours = secrets.token_hex(16)
+            self._lines.send({"challenge": self._ours})
+        while (told := self._lines.take(0.0)) is not None:
+            if self._is_known:
+                return self._lines, told
+            if not hmac.compare_digest(told["proof"], _proof(self._secret, f"node {self._ours}")):
+                raise NoPeer("it does not know the run's secret")
+            self._lines.send({"proof": _proof(self._secret, f"coordinator {told['challenge']}")})
+            self._is_known, self._patience = True, Patience(self._seconds)
+        if self._patience.is_over:
+            raise NoPeer("it says nothing")
+        return None
 
 
 def _answer(lines: Lines, seconds: float) -> dict[str, Any]:
