@@ -239,7 +239,9 @@ class Stepper:
         if self.slots is not None:
             self.slots.settle(batch.step)
         scale = self.scaler.scale if self.scaler else 1.0
-        correction = expected / told.weight / scale if told.weight > 0 else math.nan
+        # Of copies that make steps by themselves, one may have no item though others have: it makes no update then.
+        has_items = told.weight > 0
+        correction = expected / told.weight / scale if has_items else 0.0
         norm = math.sqrt(told.squares) * correction if told.squares >= 0 else math.nan
         seen = self.sync.over_all(StepTotals(told.loss, told.weight, norm, told.stop))
         if seen.weight <= 0:
@@ -253,7 +255,7 @@ class Stepper:
         updated = self._may_update(turn, batch.step, loss, seen.grad_norm)
         self.reached("update", batch.step)
         if updated:
-            self._update(turn, norm, correction, lr)
+            self._update(turn, norm, correction, lr, makes=has_items)
         router = self.routing.finish(*told.routed, told.weight, updated) if self.routing else None
         self._clock.mark("optimizer")
         return _Made(TurnStats(loss, seen.weight, seen.grad_norm, updated), seen.stop > 0, router)
@@ -379,8 +381,8 @@ class Stepper:
         )
 
     @torch.no_grad()
-    def _update(self, turn: StepTurn, norm: float, correction: float, lr: float) -> None:
-        """Scale, clip and apply the gradients of a turn, which have this norm."""
+    def _update(self, turn: StepTurn, norm: float, correction: float, lr: float, makes: bool) -> None:
+        """Scale, clip and apply the gradients of a turn, which have this norm; without `makes` only look at them."""
         factor = correction
         clip_norm = self.clip_norm if turn.clip_norm is None else turn.clip_norm
         if clip_norm:
@@ -390,10 +392,12 @@ class Stepper:
         measured = self.health if self.health is not None and self.health.is_measuring else None
         if measured is not None:
             measured.before_update(turn.parameters, correction)
-        if factor != 1.0:
-            torch._foreach_mul_([local_of(p.grad) for p in turn.parameters if p.grad is not None], factor)
+        gradients = [local_of(p.grad) for p in turn.parameters if p.grad is not None]
+        if factor != 1.0 and gradients:  # none where all that a turn trains stays as it is in this step
+            torch._foreach_mul_(gradients, factor)
         self.rates.give(self.optimizer.param_groups, lr)
-        self.updater.step()
+        if makes:
+            self.updater.step()
         if measured is not None:
             measured.after_update()
         if self.scaler:
