@@ -18,9 +18,10 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.steps.update import OptimizerSpec
+from paceline.spec.steps.update import GroupSpec, OptimizerSpec
 from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
+from paceline.units import Amount
 
 STEPS = 20
 
@@ -98,6 +99,20 @@ def test_a_turn_comes_in_every_so_many_steps() -> None:
     assert len(ours["judge"]) == 7
     assert len(ours["maker"]) == 3  # in steps 1, 4 and 7
     assert_like(ours, plain_gan(7, every=3))
+
+
+def test_a_turn_of_which_all_parameters_stay_as_they_are_changes_nothing() -> None:
+    frozen = GroupSpec(match=("judge.*",), frozen_after=Amount(1, "steps"))
+    task, world = gan_task(optimizer=OptimizerSpec(lr=1e-3, groups=(frozen,))), world_here()
+    plan = plan_of(Layout(), batch=ROWS, precision="fp64")
+    built = assemble(task, plan, world, task.data, 1)
+    built.stepper.freezes = True
+    stream, seen = BatchStream(task.data, task.seed, plan, 0, world.device), []
+    for step in range(3):
+        built.stepper.step(stream.at(step * ROWS), task.optimizer.lr)
+        seen.append({name: whole(p).clone() for name, p in built.model.named_parameters()})
+    for name in seen[0]:
+        assert torch.equal(seen[0][name], seen[2][name]) is name.startswith("judge."), name
 
 
 class Counting(torch.optim.SGD):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from copies import SGD, EvenText, began, by_hand, copies_plan, copies_task, steps_of, whole_weights
+from copies import BATCH, SGD, EvenText, began, by_hand, copies_plan, copies_task, steps_of, whole_weights
 from distributed import run_kept
 from rounding import FP64, adam_error
-from tests_shared import world_here
+from tests_shared import plan_of, world_here
 
 from paceline.errors import VerificationFailed
 from paceline.run.numerics.invariants import check_agreement, numbers_of
+from paceline.run.replicas.copy_sync import EveryStep, StepTotals
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
@@ -64,6 +66,33 @@ def test_an_outer_step_in_every_step_is_the_sum_of_every_step() -> None:
         assert ours == pytest.approx(losses, rel=1e-13) and passes
         for name, weight in held.items():
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-13)
+
+
+class Unlabelled(EvenText):
+    """Rows without a label that counts."""
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        rows = super().read(ids, positions)
+        return {**rows, "labels": torch.full_like(rows["labels"], -100)}
+
+
+class BesideAnother(EveryStep):
+    """One of two copies that make steps by themselves; the other one has ten items, a loss of 20 and a norm of 2."""
+
+    def over_all(self, totals: StepTotals) -> StepTotals:
+        square = (totals.grad_norm**2 + 4.0) / 2
+        return StepTotals(totals.loss + 20.0, totals.weight + 10.0, square**0.5, totals.stop)
+
+
+def test_a_copy_without_an_item_makes_no_update_and_ends_no_run() -> None:
+    task, plan = copies_task(data=Unlabelled()), plan_of(Layout(), BATCH, precision="fp64")
+    world, built = began(task, plan)
+    built.stepper.sync = BesideAnother(world, built.model)
+    before = whole_weights(built)
+    (stats,) = steps_of(built, task, plan, 1, 1)
+    assert (stats.loss, stats.weight, stats.updated) == (2.0, 10.0, True)
+    assert stats.grad_norm == pytest.approx(2.0**0.5)
+    assert all(torch.equal(weight, before[name]) for name, weight in whole_weights(built).items())
 
 
 TWO_OF_TWO = Layout(dp_replicate=2, dp_shard=2)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from distributed import run_kept
 from rounding import FP64_TRAINED
 from tests_shared import VOCAB, decoder_task, plan_of, run_steps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from paceline.errors import ConfigError
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -99,3 +102,73 @@ def test_ranks_ask_again_where_any_of_them_missed_others_than_before() -> None:
     assert step([one], [0.0, 0.0], told=0, asks=True) == [True, False], "the other rank has reached less"
     assert step([one, other], [0.0, 0.0], told=1, asks=True) == [True, True], "what was missed is reached: that is news"
     assert step([one, other], [0.0, 0.0], told=0, asks=False) == [True, True]
+
+
+class Twice:
+    """Sums over this rank and another one that has computed the same."""
+
+    def begin(self, buckets: object) -> None:
+        """Nothing is to be kept."""
+
+    def start(self, index: int, flat: torch.Tensor, group: object) -> Twice:
+        flat.mul_(2.0)
+        return self
+
+    def wait(self) -> None:
+        """The sums are there at once."""
+
+
+class Again(nn.Module):
+    """One layer several times, each recomputed in a backward pass of its own: torch's older way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.head = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.times = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            x = x + checkpoint(self.shared, x, use_reentrant=True).tanh()
+        return self.head(x)
+
+
+def passed(model: Again, gradients: ReducedGradients, micro_batches: int) -> None:
+    """Make the passes of a step."""
+    gradients.zero()
+    for number in range(micro_batches):
+        gradients.before_micro_batch(last=number == micro_batches - 1)
+        model(torch.ones(2, 4)).square().sum().backward()
+    gradients.finish()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_weight_that_one_pass_comes_to_several_times_is_summed_whole(micro_batches: int, bucket_bytes: int) -> None:
+    model, group = Again(), Any
+    gradients = ReducedGradients(model, group, bucket_bytes, Twice())  # type: ignore[arg-type]
+    plain = torch.autograd.grad(_plain(model).square().sum(), list(model.parameters()))
+    expected = [2.0 * micro_batches * grad for grad in plain]
+    for _ in range(3):
+        passed(model, gradients, micro_batches)
+        for parameter, grad in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.grad, grad)
+
+
+def _plain(model: Again) -> torch.Tensor:
+    """Return what the model does, without recomputing."""
+    x = model.first(torch.ones(2, 4))
+    for _ in range(model.times):
+        x = x + model.shared(x).tanh()
+    return model.head(x)
+
+
+def test_a_weight_that_a_later_pass_comes_to_again_is_an_error_once_its_sum_has_begun() -> None:
+    model, group = Again(), Any
+    gradients = ReducedGradients(model, group, 1, Twice())  # type: ignore[arg-type]
+    model.times = 1
+    passed(model, gradients, 1)
+    model.times = 3
+    with pytest.raises(ConfigError, match="use_reentrant"):
+        passed(model, gradients, 1)

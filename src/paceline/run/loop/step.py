@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -239,7 +239,9 @@ class Stepper:
         if self.slots is not None:
             self.slots.settle(batch.step)
         scale = self.scaler.scale if self.scaler else 1.0
-        correction = expected / told.weight / scale if told.weight > 0 else math.nan
+        correction = expected / told.weight / scale if told.weight > 0 else 0.0
+        if told.weight <= 0:  # of copies that make steps by themselves one may have no item: it makes no update
+            self._drop(turn.parameters)
         norm = math.sqrt(told.squares) * correction if told.squares >= 0 else math.nan
         seen = self.sync.over_all(StepTotals(told.loss, told.weight, norm, told.stop))
         if seen.weight <= 0:
@@ -325,12 +327,16 @@ class Stepper:
 
     def _keep_own(self, turn: StepTurn, step: int) -> None:
         """Drop the gradients of parameters that a turn does not train in a step."""
-        for parameter in self._others[turn.turn.name]:
-            parameter.grad = None
+        self._drop(self._others[turn.turn.name])
         if self.freezes and (frozen := frozen_groups(self.groups, step)):
             for parameter in turn.parameters:
                 if self._groups_of[parameter] in frozen:
                     parameter.grad = None
+
+    @staticmethod
+    def _drop(parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            parameter.grad = None
 
     @torch.no_grad()  # the local part of a DTensor is then no step of a graph
     def _local_squares(self) -> torch.Tensor:
@@ -390,7 +396,8 @@ class Stepper:
         measured = self.health if self.health is not None and self.health.is_measuring else None
         if measured is not None:
             measured.before_update(turn.parameters, correction)
-        if factor != 1.0:
+        # There may be none: all that a turn trains may stay as it is in a step.
+        if factor != 1.0 and any(p.grad is not None for p in turn.parameters):
             torch._foreach_mul_([local_of(p.grad) for p in turn.parameters if p.grad is not None], factor)
         self.rates.give(self.optimizer.param_groups, lr)
         self.updater.step()

@@ -4,6 +4,10 @@ Gradients live in flat buckets, filled in the order in which the backward pass p
 a bucket is reduced as soon as it is complete, while the backward pass goes on. Buckets are fixed when the run
 starts and reduced in a fixed order, so that a resumed run sums in the same order as an undisturbed one.
 
+A pass may come to a weight several times, where a program recomputes parts with `use_reentrant=True`: each has a
+backward pass of its own. The first step of a process shows it, whose sums therefore begin when its passes are over;
+where weights were met again, so do those of all later steps.
+
 Where FSDP2 holds shards of each copy, the buckets are the places into which it adds what it reduces and scatters; the
 rest is the same.
 
@@ -21,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.run.parallel.data.settled_weights import SettledWeights
 from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
@@ -36,7 +41,7 @@ class _FlatBucket:
     grads: list[torch.Tensor]  # the same as gradients of the parameters, which may be sharded
     ranks_reached: torch.Tensor  # [parameters], the end of `flat`
     reached: set[nn.Parameter] = field(default_factory=set)  # by this rank's backward passes of the step
-    missing: int = 0
+    awaited: set[nn.Parameter] = field(default_factory=set)  # by the pass at hand
     work: PendingSum | None = None
 
 
@@ -56,6 +61,8 @@ class ReducedGradients:
     _settled: SettledWeights = field(default_factory=SettledWeights)
     _next: int = 0
     _last: bool = False
+    _has_passed: bool = False  # whether a step's backward passes are over
+    _comes_again: bool = False  # whether one has come to a weight that it had been at
 
     def _make_buckets(self) -> None:
         order = self.inner.sharded() if self.inner else reversed(list(self.model.parameters()))
@@ -86,7 +93,7 @@ class ReducedGradients:
             self.inner.before_micro_batch(last)
         self._last, self._next = last, 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.awaited = set(bucket.parameters)
 
     def _hook(self, index: int) -> Callable[[nn.Parameter], None]:
         known = weakref.ref(self)  # or the parameters and this would hold each other where no collector can see it
@@ -94,12 +101,29 @@ class ReducedGradients:
         def arrived(parameter: nn.Parameter) -> None:
             own = known()
             assert own is not None, "the step holds it as long as there are backward passes"
-            own._buckets[index].missing -= 1
-            own._buckets[index].reached.add(parameter)
-            while own._last and own._next < len(own._buckets) and own._buckets[own._next].missing == 0:
+            bucket = own._buckets[index]
+            if parameter in bucket.awaited:
+                bucket.awaited.remove(parameter)
+                bucket.reached.add(parameter)
+            else:
+                own._came_again(bucket, parameter)
+            reduces = own._last and own._has_passed and not own._comes_again
+            while reduces and own._next < len(own._buckets) and not own._buckets[own._next].awaited:
                 own._reduce_next()
 
         return arrived
+
+    def _came_again(self, bucket: _FlatBucket, parameter: nn.Parameter) -> None:
+        """Reduce nothing before a pass is over from now on. Raises ConfigError where the sum has begun already."""
+        self._comes_again = True
+        if bucket.work is not None:
+            name = next(name for name, held in self.model.named_parameters() if held is parameter)
+            raise ConfigError(
+                f"a backward pass came to '{name}' again after its sum over the ranks had begun",
+                "parts that are recomputed with use_reentrant=True have backward passes of their own, and those"
+                " of the first step came to each weight once",
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+            )
 
     def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
@@ -117,6 +141,7 @@ class ReducedGradients:
             self.inner.finish()
         while self._next < len(self._buckets):
             self._reduce_next()
+        self._has_passed = True
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()

@@ -56,7 +56,12 @@ class _Copy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def step(self, weight: float, clip_norm: float, lr: float) -> float:
-        """Update by the gradients divided by the weight, and return the norm of these before they are clipped."""
+        """Update by the gradients divided by the weight, and return the norm of these before they are clipped.
+
+        Without an item there is nothing to update by, and the norm is 0.
+        """
+        if not weight:
+            return 0.0
         reached = [p for p in self.trained() if p.grad is not None]
         for parameter in reached:
             assert parameter.grad is not None
