@@ -58,7 +58,9 @@ miss, each by the code of the program that ran or by what its authors measured, 
 blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the watts.
 
 Since 2026-11-30 shares of peaks are drawn to what the sources of the first thirteen rounds say by their median,
-Ampere's down and Blackwell's up: of these rounds, scores of "now" are of constants that know that much of them.
+Ampere's down and Blackwell's up: of these rounds, scores of "now" are of constants that know that much of them. Shares
+of MI300X and MI325X are what AMD measured, read that night after these rounds had shown them too fast; TPU v4's, and
+v3's after it, is what the second round's MaxText on v4 shows.
 """
 
 # Said of rounds/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline.backtest.fitting.fit import START, Fitting, fit
+from paceline.backtest.fitting.leave_out import leave_sources_out
 from paceline.backtest.price import Priced, price_cases, seconds_of_cases
 from paceline.backtest.rows import Reader
 from paceline.backtest.table import read_table
@@ -89,3 +91,20 @@ def test_a_source_that_is_left_out_has_no_say_in_the_constants_that_forecast_it(
         left = fitting.without(own)
         assert left.share["ampere"] == pytest.approx(start.share["ampere"], rel=0.05), "whatever the other one says"
         assert own[0].missed(left).mean() == pytest.approx(-np.log(wrong), abs=0.05)
+
+
+def test_the_interval_of_a_table_is_told_by_the_others_that_have_another_source(tmp_path: Path) -> None:
+    """Of tables 0 and 0.5 off the median one is 0.25 off: 1.2816 x 1.4826 x 0.25 beside what is unknown of a row."""
+    named = {"fitted": 1.0, "near": 1.0, "far": np.exp(0.5)}
+    paths = [tmp_path / f"{name}.csv" for name in named]
+    for path, (name, slower) in zip(paths, named.items(), strict=True):
+        reader = Reader()
+        cases = [case for row in read_table(table(path, widths=(4096,))).rows if (case := reader.case(row)[0])]
+        table(path, [slower * value for value in seconds_of_cases(cases, START)], widths=(4096,))
+        path.write_text(path.read_text().replace("made,", f"{name},"))
+    _, near, far = leave_sources_out(paths, paths[:1]).files
+    above = [[math.log(item.priced.step_seconds.high_80 / item.priced.step_seconds.value) for item in one.steps]
+             for one in (near, far)]  # fmt: skip
+    assert len(above[0]) == len(above[1]) == 18
+    for wide, narrow in zip(*above, strict=True):
+        assert wide**2 - narrow**2 == pytest.approx((1.2816 * 1.4826 * 0.25) ** 2, rel=0.05), "far's own is no part"

@@ -1,17 +1,16 @@
-"""Rows of one chart that differ in their devices alone ran one micro-batch; what of a miss was to be expected."""
+"""Rows of one chart that differ in their devices alone ran one micro-batch; how wide a new source's interval is."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from backtest_examples import LLAMA, case_of
 
-from paceline.backtest.fitting.leave_out import beyond_unknown
-from paceline.backtest.price import Priced, TermSeconds, price_cases
+from paceline.backtest.fitting.leave_out import widths_of_a_new_source
 from paceline.backtest.rows import Case, with_one_micro_batch
-from paceline.plan.cost.constants import read_constants
 
 # 256 sequences on 64, 128 and 256 devices; the chart states no micro-batch.
 CHART = replace(
@@ -51,17 +50,14 @@ def test_what_is_no_series_stays_as_it_is() -> None:
     assert with_one_micro_batch(unnamed) == unnamed
 
 
-def test_what_is_known_to_be_unknown_of_a_row_is_no_miss() -> None:
-    """Of 0.5 upwards a program that no table had (0.35) and launches of a fifth of the step (0.16 and 0.24) leave 0.21.
-
-    Three tenths of these are unknown downwards: of 0.4 they leave 0.376.
-    """
-    case = case_of(LLAMA, program="pytorch-fsdp1")
-    (priced,) = price_cases([case])
-    assert isinstance(priced, Priced)
-    terms = (TermSeconds("products", "products", 0.8), TermSeconds("launches", "host", 0.2))
-    known, unknown = replace(priced, terms=terms, starting=0.2), math.sqrt(0.35**2 + 0.16**2 + 0.24**2)
-    took_longer, took_less = (beyond_unknown(miss, case, known, read_constants()) for miss in (-0.5, 0.4))
-    assert took_longer == pytest.approx(math.sqrt(0.5**2 - unknown**2)) and round(took_longer, 3) == 0.210
-    assert took_less == pytest.approx(math.sqrt(0.4**2 - (0.3 * unknown) ** 2)) and round(took_less, 3) == 0.376
-    assert beyond_unknown(0.1, case, replace(priced, terms=terms), read_constants()) == 0.0
+def test_an_interval_of_a_new_source_is_as_wide_as_sources_differ_and_their_rows_do() -> None:
+    """Sources 0.05 off, and rows 0.05 about them: 1.2816 x 1.4826 x 0.0707 is 0.1344. A wild table is one of five."""
+    rows = np.array([-0.05, 0.0, 0.05])
+    tables = [rows + middle for middle in (0.05, -0.05, 0.05, -0.05)]
+    narrow, wide = widths_of_a_new_source([*tables, rows + 0.9, np.array([0.7, 0.8])])
+    assert narrow == pytest.approx(0.1344, abs=1e-4), "two rows are no table"
+    assert wide / narrow == pytest.approx(1.96 / 1.2816, rel=1e-3)
+    assert widths_of_a_new_source([rows + 0.05]) == (narrow, wide)
+    alike, apart = (widths_of_a_new_source([values]) for values in (0 * rows + 0.05, rows))
+    assert alike[0] == apart[0] == pytest.approx(narrow / math.sqrt(2)), "either alone is half of the variance"
+    assert widths_of_a_new_source([np.array([0.1])]) == (math.inf, math.inf)

@@ -38,13 +38,15 @@ def test_a_chip_of_no_generation_is_told_by_all_of_them_and_none_is_better_than_
     product = 1.0
     for share, density in levels:
         product *= share * density ** (1 / 2)
-    chip = published_device(find_entry("mi300x"))
+    stated = published_device(find_entry("mi300x"))
+    chip = dataclasses.replace(stated, sustained_share=None)
     assert sustained_share(chip, SHARES) == pytest.approx(product ** (1 / 3) / (1.3074 / 0.75) ** (1 / 2), rel=1e-3)
     for easy in ("h20", "rtx-4090", "v100-sxm3"):  # their peaks need little of their power
         assert sustained_share(published_device(find_entry(easy)), SHARES) == LARGEST
     unknown = dataclasses.replace(chip, rated_watts=None)
     assert sustained_share(unknown, SHARES) == 0.65
     assert sustained_share(dataclasses.replace(chip, sustained_share=0.3), SHARES) == 0.3, "what is stated stands"
+    assert sustained_share(stated, SHARES) == 0.40 < sustained_share(published_device(find_entry("mi325x")), SHARES)
     assert Rates(chip, "bf16", SHARES).large_product_rate == sustained_share(chip, SHARES) * chip.peak_flops["bf16"]
 
 

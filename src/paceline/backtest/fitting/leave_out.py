@@ -1,7 +1,7 @@
 """Leave one source out: a table of a source is forecast with constants that were fitted to all other sources.
 
 What a new table is to expect. The constants are fitted on tables that may be fitted on, less those that share a source
-with the table that is scored; intervals are as wide as what is missed of the other tables so left out.
+with the table that is scored; intervals are as wide as the sources of other tables so left out differ, and their rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from paceline.backtest.backtest import FileResult, score_steps
-from paceline.backtest.fitting.fit import FittedTable, Fitting, Residuals, quantile, seen_in
-from paceline.backtest.price import Priced
-from paceline.backtest.rows import Case, Reader
+from paceline.backtest.fitting.fit import FEWEST, FittedTable, Fitting, seen_in
+from paceline.backtest.rows import Reader
 from paceline.backtest.score import Scored, timed
 from paceline.backtest.statistics import mean, median
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.intervals import waiting_parts
-from paceline.plan.cost.unknown import time_widths
+from paceline.spec.forecast import Z80, Z95
 
+DEVIATION = 1.4826  # standard deviations of a normal law in one median deviation
 SCALES = (8, 64, 512)  # bounds of numbers of devices that errors are told by: a node, a rack or so, a pod
 
 
@@ -60,52 +59,53 @@ def leave_sources_out(paths: Sequence[Path], fit_on: Sequence[Path]) -> LeftOut:
     fitting = Fitting([read_table(path) for path in fit_on], reader)
     fitted = [_without(table, fitting) for table in tables]
     first = [score_steps(table, reader, constants) for table, constants in zip(tables, fitted, strict=True)]
-    missed = [_missed(result.steps, constants) for result, constants in zip(first, fitted, strict=True)]
+    missed = [(_missed(result.steps), _sources(table)) for result, table in zip(first, tables, strict=True)]
     files = []
     for place, (table, constants) in enumerate(zip(tables, fitted, strict=True)):
-        others = [one for at, one in enumerate(missed) if at != place and len(one.values)]
-        if others:
-            constants = replace(constants, time_80=quantile(others, 0.80), time_95=quantile(others, 0.95))
+        own = _sources(table) - {""}
+        others = [values for at, (values, sources) in enumerate(missed) if at != place and not sources & own]
+        narrow, wide = widths_of_a_new_source(others)
+        if math.isfinite(narrow):
+            constants = replace(constants, time_80=narrow, time_95=wide)
         files.append(score_steps(table, reader, constants))
     return _summary(files)
 
 
 def _without(table: MeasuredTable, fitting: Fitting) -> Constants:
     """Return the constants fitted without the table's sources, with what the tables left had."""
-    sources = {getattr(row, "source", "") for row in table.rows}
+    sources = _sources(table)
     left_out = [part for part in fitting.parts if part.file == table.file or part.sources & sources]
     kept: list[FittedTable] = [part for part in fitting.parts if part not in left_out]
     return replace(fitting.without(left_out), seen=seen_in(kept))
 
 
-def _missed(steps: Sequence[Scored], constants: Constants) -> Residuals:
-    """Return what is missed of a table beyond what is known to be unknown of its rows: half-widths as logarithms."""
-    found = [
-        beyond_unknown(math.log(1 + (item.time_error or 0.0)), item.case, item.priced, constants)
-        for item in timed(steps)
-    ]
-    values: Floats = np.array(found, dtype=np.float64)
-    return Residuals(str(steps[0].case.row.file) if steps else "", values)
+def widths_of_a_new_source(missed: Sequence[Floats]) -> tuple[float, float]:
+    """Return the half-widths of the 80 % and the 95 % interval of a source that nobody has seen, as logarithms.
 
+    `missed` has log(forecast / measured) of the rows of each other table. Rows of one table miss alike, so a miss is
+    one of the source and one of the row, each with a variance of its own (a random effect: Gelman et al. 2013, Bayesian
+    Data Analysis, chapter 5). Sources' is told by the median rows of tables, rows' by how far they lie from these, both
+    as median deviations, since some tables are off for reasons of their own. What is known to be unknown of a row
+    (plan/cost/unknown.py) comes in addition. No table tells anything with less than FEWEST rows.
 
-def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants) -> float:
-    """Return what a forecast misses beyond what is known to be unknown of the row, in quadrature of logarithms.
-
-    `miss` is the logarithm of the forecast over what was measured: of a step that took longer it is negative, and what
-    is unknown upwards counts.
-
-    Example: of a step that took e^0.5 of its forecast, of a program that no table had (0.35) and with launches for a
-    fifth of it (0.16, and 0.24 of what they would take by themselves), 0.21 is left; of one that took e^-0.4 of it, of
-    which three tenths of these are unknown, 0.376.
+    Example: median rows 0.05 off, and rows 0.05 off their median, are 1.2816 x 1.4826 x sqrt(0.05^2 + 0.05^2) = 0.134.
     """
-    bare, device, cluster = replace(constants, time_80=0.0, time_95=0.0), case.cluster.device, case.cluster
-    precision, program = priced.plan.precision, priced.program
-    experts = bool(case.row.experts)
-    widths = time_widths(bare, device.name, precision, program, cluster.devices, device.assumed_rates, experts=experts)
-    parts = waiting_parts([(term.kind, term.seconds) for term in priced.terms])
-    of_step = widths.of_step(*parts, priced.starting, is_open=case.is_open)
-    expected = of_step.narrow if miss < 0 else of_step.downwards[0]
-    return math.sqrt(max(0.0, miss**2 - expected**2))
+    middles = [(values, float(np.median(values))) for values in missed if len(values) >= FEWEST]
+    if not middles:
+        return math.inf, math.inf
+    of_sources = median(abs(middle) for _, middle in middles)
+    of_rows = median(float(np.median(np.abs(values - middle))) for values, middle in middles)
+    deviation = DEVIATION * math.hypot(of_sources, of_rows)
+    return Z80 * deviation, Z95 * deviation
+
+
+def _missed(steps: Sequence[Scored]) -> Floats:
+    """Return what is missed of a table: log(forecast / measured) of each row."""
+    return np.array([math.log(1 + (item.time_error or 0.0)) for item in timed(steps)], dtype=np.float64)
+
+
+def _sources(table: MeasuredTable) -> set[str]:
+    return {getattr(row, "source", "") for row in table.rows}
 
 
 def _summary(files: Sequence[FileResult]) -> LeftOut:
