@@ -144,8 +144,8 @@ class StatusLine:
         if math.isfinite(brief.peak_flops):
             counted = f" ({OWN})" if brief.unit == "tokens" else ""  # how attention is: of images it is no half
             parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%}{counted}")
-        if self._bound is not None and step - (self._bound.step or 0) <= (self._bound.steps or 0):
-            parts.append(self._bound.short)  # as long as it is of as many steps as there are since
+        if self._bound is not None and step - (self._bound.step or 0) <= max(self._bound.steps or 0, self._every):
+            parts.append(self._bound.short)  # of steps of this line, or of as many as there were since
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(format_usd(brief.usd_per_second * step * seconds))
