@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import textwrap
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TextIO
@@ -97,6 +98,27 @@ def end_line(stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     if stream is not None and _OPEN.pop(stream, None) is not None:
         _print("", stream, "\n")
+
+
+class OwnWarning(UserWarning):
+    """A warning of ours: a line in processes of our own, and Python's warning in a program of the user's."""
+
+
+def say_own_warnings() -> None:
+    """Have this process say warnings of ours as folded lines on stderr, each once, and not as lines of our source."""
+    before, said = warnings.showwarning, set[str]()
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:  # fmt: skip
+        if not issubclass(category, OwnWarning):
+            before(message, category, filename, lineno, file, line)
+        elif str(message) not in said:
+            said.add(str(message))
+            say_line(f"note     {message}", file or sys.stderr)
+
+    warnings.showwarning = show
 
 
 _rescue: Callable[[], bool] = bool  # of no argument: False

@@ -10,6 +10,7 @@ import os
 import pty
 import struct
 import termios
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO, cast
@@ -17,7 +18,7 @@ from typing import TextIO, cast
 import pytest
 
 from paceline.cli.main import main
-from paceline.said import folded, is_shown, say_line
+from paceline.said import OwnWarning, folded, is_shown, say_line, say_own_warnings
 
 END = "end of what was printed"
 PLAN = (
@@ -168,3 +169,17 @@ def test_an_error_is_read_on_eighty_columns(words: list[str], monkeypatch: pytes
     assert "error:" in told[0]
     assert all(len(line) <= 80 for line in told[1:]), told
     assert any(line.startswith("           ") for line in told), "nothing was folded"
+
+
+def test_a_warning_of_ours_is_one_line_of_ours_and_those_of_others_are_pythons(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a GPT-2 with adapters showed lines of our source, each several times."""
+    monkeypatch.setattr(warnings, "showwarning", lambda *given: print("theirs", given[0]))
+    say_own_warnings()
+    warnings.simplefilter("always")  # as after any `catch_warnings` of a library: Python forgets what it has shown
+    for _ in range(3):
+        warnings.warn("random numbers of a block", OwnWarning, stacklevel=1)
+    warnings.warn("other", UserWarning, stacklevel=1)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("theirs other\n", "note     random numbers of a block\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.history.goodput import goodput_text
+from paceline.history.goodput import MeasuredGoodput, goodput_text
 from paceline.report.summary import Summary, summarise
 
 Line = dict[str, Any]
@@ -44,14 +44,18 @@ def of(lines: list[Line]) -> Summary:
     return summarise(lines)
 
 
+def added_up(found: MeasuredGoodput) -> float:
+    return sum((found.useful_seconds, found.lost_seconds, found.recovery_seconds, found.stall_seconds,
+                found.between_seconds, found.other_seconds))  # fmt: skip
+
+
 def test_the_kinds_add_up_and_are_those_of_the_storm() -> None:
     lines = stormy(faults_every=60.0, steps=400, seed=3)
     found, recoveries = of(lines).goodput, [line for line in lines if line["kind"] == "recovery"]
     assert found.useful_seconds == pytest.approx(400 * STEP)
     assert found.lost_seconds == pytest.approx(sum(line["steps_lost"] for line in recoveries) * STEP)
     assert found.recovery_seconds == pytest.approx(BACK * len(recoveries)) and found.faults == len(recoveries) > 2
-    kinds = (found.useful_seconds, found.lost_seconds, found.recovery_seconds, found.stall_seconds, found.other_seconds)
-    assert sum(kinds) == pytest.approx(found.wall_seconds)
+    assert added_up(found) == pytest.approx(found.wall_seconds) and found.between_seconds == 0.0
     assert found.other_seconds < STEP * (1 + len(recoveries)), "of a step that a fault cut short, and no more"
     assert "for which the simulator expects" in goodput_text(found)
 
@@ -129,13 +133,29 @@ def test_a_run_that_a_launcher_starts_again_has_its_simulated_goodput_too() -> N
     lines = restarted(60.0, 400, 3)
     found, again = of(lines).goodput, sum(line["kind"] == "run_started" for line in lines) - 1
     assert (found.faults, found.restarts) == (0, again) and again > 2
-    assert found.recovery_seconds == pytest.approx(6.0 * again) and found.other_seconds == pytest.approx(0.0)
-    assert found.costs is not None and found.costs.restart == pytest.approx(6.0) and found.costs.detection == 0.0
+    # One died as it loaded: until when it did is not on record.
+    assert found.recovery_seconds == pytest.approx(2.0 * (again - 1)) and found.other_seconds == pytest.approx(0.0)
+    assert found.between_seconds == pytest.approx(4.0 * again + 2.0), "until the launcher starts it nobody runs"
+    assert added_up(found) == pytest.approx(found.wall_seconds)
+    assert found.costs is not None and found.costs.detection == 0.0
+    assert found.costs.restart == pytest.approx(found.recovery_seconds / again)
     assert f"; {again} new starts, for which the simulator expects" in goodput_text(found)
     runs = [of(restarted(100.0, 600, seed)).goodput for seed in range(40)]
     kept = [(run, run.simulated.goodput) for run in runs if run.simulated is not None]
     measured = [run.useful_seconds / run.exposed_seconds for run, _ in kept]
     assert mean(measured) == pytest.approx(mean([found.mean for _, found in kept]), abs=0.02)
+
+
+def test_a_night_in_which_nobody_starts_a_killed_run_again_is_no_cost_of_the_run() -> None:
+    """Eight hours of it were "recovery", and what the simulator took each fault to cost."""
+    short, long = (of(restarted(60.0, 400, 3, down=down)).goodput for down in (4.0, 28_800.0))
+    assert long.recovery_seconds == pytest.approx(short.recovery_seconds)
+    assert long.costs is not None and short.costs is not None and long.simulated and short.simulated
+    assert vars(long.costs) == pytest.approx(vars(short.costs))
+    assert long.between_seconds == pytest.approx(28_800.0 * long.restarts, rel=1e-4)
+    assert long.exposed_seconds == pytest.approx(short.exposed_seconds)
+    assert long.simulated.goodput.mean == pytest.approx(short.simulated.goodput.mean)
+    assert "between starts 3d 08h" in goodput_text(long) and "recovery 18 s" in goodput_text(long)
 
 
 def test_ends_that_were_asked_for_and_starts_of_a_call_are_no_new_starts() -> None:
@@ -149,4 +169,5 @@ def test_ends_that_were_asked_for_and_starts_of_a_call_are_no_new_starts() -> No
                 "rung": "restart", "seconds": {"total": 7.0, "step": STEP}}  # fmt: skip
     found = of([*lines[: second + 1], recovery, *lines[second + 1 :]]).goodput
     assert (found.faults, found.restarts) == (1, before.restarts - 1)
-    assert found.recovery_seconds == pytest.approx(before.recovery_seconds)
+    assert found.recovery_seconds == pytest.approx(before.recovery_seconds + 4.0), "its own supervisor was at work"
+    assert found.between_seconds == pytest.approx(before.between_seconds - 4.0)

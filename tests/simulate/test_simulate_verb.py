@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
+from paceline.cli.output import table_lines
+from paceline.cli.simulate import side_by_side
 from paceline.config.build import Override
 from paceline.plan.planned import Planned, plan_task
 from paceline.simulate.policy import Policy, split_policy
@@ -43,9 +45,21 @@ def planned(text: str, *overrides: str) -> Planned:
 def test_policies_are_compared_in_one_table(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", spec, "--runs", "4"]) == 0
     out = capsys.readouterr().out
-    rows = [line.split()[0] for line in out.splitlines() if "%" in line and "±" in line and "goodput" not in line]
-    assert rows[-4:] == ["spares", "blocking", "memory", "shrink"]
-    assert "where time goes" in out and "from the spec" in out
+    lines = out.splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("policy "))
+    assert lines[head].split() == ["policy", "spares", "blocking", "memory", "shrink"]
+    own = lines[head : lines.index("", lines.index("time spent in", head))]
+    assert max(map(len, own)) <= 100 and {line.partition("  ")[0] for line in own} >= {
+        "saves every", "goodput", "finish", "p10 to p90", "money", "training", "lost work", "restart"}  # fmt: skip
+    assert "from the spec" in out
+
+
+def test_policies_that_have_no_room_beside_the_others_are_in_a_table_of_their_own() -> None:
+    head, columns = ("policy", "goodput"), [(f"policy-{number}", "x" * 30) for number in range(7)]
+    tables = [table_lines(rows) for rows in side_by_side(head, columns)]
+    assert [len(table[0].split()) - 1 for table in tables] == [2, 2, 2, 1]
+    assert max(len(line) for table in tables for line in table) <= 100
+    assert next(table_lines(rows) for rows in side_by_side(head, [("a", "y" * 300)]))[1] == f"goodput  {'y' * 300}"
 
 
 def test_json_holds_every_policys_summary_and_is_the_same_for_a_seed(

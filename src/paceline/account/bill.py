@@ -13,10 +13,10 @@ from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import KINDS
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.spec.journal.reading import read_journal, read_nodes
 from paceline.spec.journal.watching import NodeSample
-from paceline.spec.run_files import runs_at
+from paceline.spec.run_files import called, distinct, runs_at
 
 GROUPS = ("run", "start", "plan", "device", "node", "kind", "day", "month")
 UNTAGGED = "(none)"
@@ -67,15 +67,15 @@ class Bill:
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs' directories that paths name: each itself, or those in it. Raises ConfigError for none."""
-    found: dict[Path, None] = {}
+    """Return the runs' directories that paths name, each once: itself, or those in it. Raises ConfigError for none."""
+    found: list[Path] = []
     for path in paths:
         own = runs_at(path)
         if not own:
             because = "there is no run in it" if path.is_dir() else "there is no such folder"
             raise ConfigError(f"{path} holds no run", because, "name runs' directories, or the folder that holds them")
-        found.update(dict.fromkeys(own))
-    return list(found)
+        found += own
+    return distinct(found)
 
 
 def make_bill(
@@ -88,12 +88,14 @@ def make_bill(
 ) -> Bill:
     """Return the bill of runs' directories, or of all runs in folders, `by` one of GROUPS or a tag's name.
 
-    Days before `since` and after `until` are left out. Raises ConfigError where there is no run, and for a tag that no
-    run has, and StorageError where a journal cannot be read.
+    Days before `since` and after `until` are left out. Raises ConfigError where there is no run, for a tag that no run
+    has and for a price class that the book lacks, and StorageError where a journal cannot be read.
     """
+    _check_class(book, price_class)
     runs = runs_in(paths)
     use = NodeUse(_samples(run) for run in runs) if len(runs) > 1 else None
-    entries = [entry for run in runs for entry in _ledger(run, book, price_class, use)]
+    entries = [entry for run, name in zip(runs, called(runs), strict=True)
+               for entry in _ledger(run, name, book, price_class, use)]  # fmt: skip
     known = sorted({tag for entry in entries for tag in entry.tags})
     if by not in GROUPS and by not in known and entries:
         words = f"tags here: {', '.join(known)}" if known else "no run has a tag: run.tags = { team = ... }"
@@ -111,6 +113,17 @@ def make_bill(
                 use.shared if use else {})  # fmt: skip
 
 
+def _check_class(book: PriceBook | None, price_class: str) -> None:
+    """Raise ConfigError for a class that no price of the book has: runs would be billed at their own rates."""
+    known = sorted({each.price_class for each in book.prices if each.price_class}) if book else []
+    if price_class and price_class not in known:
+        if not known:
+            because = "the book's prices have no class" if book and book.prices else "there is no price book"
+            raise ConfigError(f"price class '{price_class}'", because, "a book of prices (docs/guide/bill.md)")
+        because = f"the book has {', '.join(known)}"
+        raise ConfigError(f"price class '{price_class}'", because, suggestion(price_class, known))
+
+
 def _samples(run: Path) -> list[NodeSample]:
     try:
         return list(read_nodes(run))
@@ -118,9 +131,9 @@ def _samples(run: Path) -> list[NodeSample]:
         raise _unreadable(run, error) from error
 
 
-def _ledger(run: Path, book: PriceBook | None, price_class: str, use: NodeUse | None) -> list[LedgerEntry]:
+def _ledger(run: Path, name: str, book: PriceBook | None, price_class: str, use: NodeUse | None) -> list[LedgerEntry]:
     try:
-        return ledger_of(read_journal(run), run.name, book, price_class, _samples(run), use)
+        return ledger_of(read_journal(run), name, book, price_class, _samples(run), use)
     except OSError as error:
         raise _unreadable(run, error) from error
 

@@ -17,10 +17,11 @@ HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
 
 
 HANGING = 11  # columns that the word of a note takes
+WIDTH, BELOW = 100, "  "  # columns of a line; what stands before figures below their group's name
 
 
 def table_of(bill: Bill) -> list[str]:
-    """Return the table in lines."""
+    """Return the table in lines. Where a name has no room beside its figures, they stand below the names."""
     if not bill.rows:
         return ["nothing was spent in that time"]
     rows = [[bill.by, *HEADS], *(cells_of(row) for row in (*bill.rows, bill.total))]
@@ -30,10 +31,12 @@ def table_of(bill: Bill) -> list[str]:
         of_all = ["share", *(f"{each:.1%}" for each in shares)]
         rows = [[*row[:shown], share] for row, share in zip(rows, of_all, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [_line(row, widths) for row in rows]
-    lines.insert(1, "-" * len(lines[0]))
-    lines.insert(len(lines) - 1, "-" * len(lines[0]))
-    return lines
+    if len(_line(rows[0], widths)) <= WIDTH:
+        blocks = [[_line(row, widths)] for row in rows]
+    else:
+        blocks = [[row[0], BELOW + _line([f"{row[1]:>{widths[1]}}", *row[2:]], widths[1:])] for row in rows]
+    rule = ["-" * len(blocks[0][-1])]
+    return [line for block in (blocks[0], rule, *blocks[1:-1], rule, blocks[-1]) for line in block]
 
 
 def note_lines(bill: Bill) -> list[str]:

@@ -24,7 +24,7 @@ from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.cluster.here.waiting import waiting
 from paceline.config.other_words import verb_meant
 from paceline.errors import ConfigError, PacelineError, Requeue
-from paceline.said import flush_said
+from paceline.said import flush_said, say_own_warnings
 from paceline.supervise.early import terminated
 from paceline.uncaught import own_place
 
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the process is the command's own, and has not loaded torch
         _open_streams()
         os.environ.update(waiting(os.environ))
+        say_own_warnings()
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     _tolerate_any_character()

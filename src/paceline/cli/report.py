@@ -23,8 +23,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.session.verbs.run_folder import open_run
 
     run = open_run(options.run_dir)
-    page = write_report(run.dir)
     summary = build_report(run.dir)
+    page = write_report(run.dir, summary)
     if options.json:
         print_json({**summary.as_dict(), "page": str(page)}, REPORT)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = "paceline simulate examples/llama-405b.toml --days 54 --runs 20"
 CODES = (3, 5, 74)
 RUNS = 50
+WIDTH, BETWEEN = 100, "  "  # columns of a line, and what stands between two of a table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,16 +130,14 @@ def _tell(say: Say, found: Simulation) -> None:
         else f"each {format_seconds(scenario.work_seconds)} of training at full speed"
     ))  # fmt: skip
     say("")
-    say(
-        "\n".join(table_lines([_head(math.isfinite(days)), *(_row(result, math.isfinite(days)) for result in results)]))
-    )
     kinds = [kind for kind in KINDS if any(result.summary.seconds[kind] > 0 for result in results)]
-    rows: list[tuple[str, ...]] = [("where time goes", *kinds)]
-    for result in results:
-        wall = result.summary.wall_seconds.mean
-        rows.append((result.policy.name, *(f"{result.summary.seconds[kind] / wall:.2%}" for kind in kinds)))
-    say("")
-    say("\n".join(table_lines(rows)))
+    looks = math.isfinite(days)
+    columns = [(*_column(result, looks), "", "", *_shares(result, kinds)) for result in results]
+    say(
+        "\n\n".join(
+            "\n".join(table_lines(rows)) for rows in side_by_side((*_head(looks), "", "time spent in", *kinds), columns)
+        )
+    )
     causes = list(results[0].summary.by_cause.items())
     listed = ", ".join(f"{name} {count:,.3g}" for name, count in causes[:6])
     if listed:
@@ -150,6 +150,7 @@ def _tell_held(say: Say, held: SideBySide) -> None:
     from paceline.units import format_durations, format_seconds
 
     measured, simulated, costs = held.measured, held.simulated, held.costs
+    idle = f" and between starts ({format_seconds(measured.between_seconds)})" if measured.between_seconds else ""
     wall, share = simulated.wall, simulated.goodput
     goodput = measured.useful_seconds / measured.exposed_seconds
     took, mean, low, high = format_durations(measured.exposed_seconds, wall.mean, wall.p10, wall.p90)
@@ -164,34 +165,54 @@ def _tell_held(say: Say, held: SideBySide) -> None:
         f"held     {held.run_dir}, which went on after {measured.faults + measured.restarts} interruptions, simulated "
         f"with its own costs: "
         f"detection {format_seconds(costs.detection)}, restart {format_seconds(costs.restart)}, "
-        f"restore {format_seconds(costs.restore)}; starting and other ({format_seconds(measured.other_seconds)}) apart"
+        f"restore {format_seconds(costs.restore)}; "
+        f"starting and other ({format_seconds(measured.other_seconds)}){idle} apart"
     )
 
 
+def side_by_side(head: tuple[str, ...], columns: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield tables, as rows, that have `head` at the left and so many of the columns each as fit into a line."""
+    room = WIDTH - max(map(len, head))
+    shown, taken = [head], 0
+    for column in columns:
+        width = len(BETWEEN) + max(map(len, column))
+        if len(shown) > 1 and taken + width > room:
+            yield list(zip(*shown, strict=True))
+            shown, taken = [head], 0
+        shown.append(column)
+        taken += width
+    yield list(zip(*shown, strict=True))
+
+
 def _head(looks: bool) -> tuple[str, ...]:
-    end = "trained" if looks else "finish (p10 to p90)"
-    return ("policy", "saves every", "spares", "goodput", end, "interruptions", "lost work", "money", "energy")
+    end = ("trained",) if looks else ("finish", "p10 to p90")
+    return ("policy", "saves every", "spares", "goodput", *end, "interruptions", "lost work", "money", "energy")
 
 
-def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
+def _shares(result: PolicyResult, kinds: Sequence[str]) -> list[str]:
+    """Return which part of the wall time went to each kind."""
+    return [f"{result.summary.seconds[kind] / result.summary.wall_seconds.mean:.2%}" for kind in kinds]
+
+
+def _column(result: PolicyResult, looks: bool) -> tuple[str, ...]:
     from paceline.plan.explain.money import money_text
     from paceline.simulate.policy import duration_text
     from paceline.units import format_durations, format_energy, format_seconds
 
     policy, summary = result.policy, result.summary
     wall = summary.wall_seconds
-    if looks:
-        end = format_seconds(wall.mean * summary.goodput.mean)
-    elif summary.finished < summary.runs:
-        end = f"{summary.runs - summary.finished} of {summary.runs} never"
-    else:
-        end = "{} ({} to {})".format(*format_durations(wall.mean, wall.p10, wall.p90))
+    end: tuple[str, ...] = (format_seconds(wall.mean * summary.goodput.mean),)
+    if not looks and summary.finished < summary.runs:
+        end = f"{summary.runs - summary.finished} of {summary.runs} never", "–"
+    elif not looks:
+        mean, low, high = format_durations(wall.mean, wall.p10, wall.p90)
+        end = mean, f"{low} to {high}"
     every = duration_text(policy.every)
     if policy.cycle.copies > 1:
         every += f", copies {duration_text(policy.cycle.block)}"
     energy = format_energy(summary.kwh.mean)[0] if math.isfinite(summary.kwh.mean) else "unknown"
     return (
-        policy.name, every, f"{policy.spares}", f"{summary.goodput.mean:.1%} ±{summary.goodput.deviation:.1%}", end,
+        policy.name, every, f"{policy.spares}", f"{summary.goodput.mean:.1%} ±{summary.goodput.deviation:.1%}", *end,
         f"{summary.interruptions.mean:,.0f} ±{summary.interruptions.deviation:.0f}",
         format_seconds(summary.lost_seconds.mean), money_text(summary.usd.mean), energy,
     )  # fmt: skip

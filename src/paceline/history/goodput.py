@@ -39,25 +39,26 @@ class MeasuredGoodput:
     since the one before ended otherwise than asked.
 
     `costs` are what saves and faults cost here, and `simulated` what runs with the same costs come to whose faults come
-    at random; None of a run without either. Neither has what is in `other_seconds`.
+    at random; None of a run without either. Neither has what is in `other_seconds` or `between_seconds`.
     """
 
     wall_seconds: float
     useful_seconds: float
     lost_seconds: float  # steps made again
-    recovery_seconds: float  # from a fault, or the last record of a start that was to go on, to the first step after it
+    recovery_seconds: float  # from a fault, or the beginning of a new start, to the first step after it
     stall_seconds: float  # waiting for checkpoints
     other_seconds: float  # starting and proving at the first start
     faults: int
     costs: MeasuredCosts | None
     simulated: Rehearsal | None
     restarts: int = 0
+    between_seconds: float = 0.0  # from the last record of a start that was to go on to the next start: nobody ran
     paused_seconds: float = 0.0  # in no kind: outside of its hours, or until somebody wanted more of it
 
     @property
     def exposed_seconds(self) -> float:
-        """Wall time but for what is in `other_seconds`: what the simulated runs are held against."""
-        return self.wall_seconds - self.other_seconds
+        """Wall time in which the run was at work after its first step: what the simulated runs are held against."""
+        return self.wall_seconds - self.other_seconds - self.between_seconds
 
     @property
     def share(self) -> float:
@@ -69,7 +70,8 @@ class MeasuredGoodput:
 class Restart:
     """A start that goes on with a run which was interrupted: how long nothing was trained, and what of it was kept."""
 
-    seconds: float  # from the last record before to the beginning of the first step after
+    seconds: float  # from its beginning to that of its first step
+    between: float  # from the last record before it to its beginning
     kept: bool  # whether no step is made again
 
 
@@ -93,7 +95,7 @@ def restarts_of(records: Records) -> list[Restart]:
         if own.any():  # else the start made no step: all of it is gone
             first = int(np.flatnonzero(own)[0])
             ended = float(np.nan_to_num(steps.column("time")[first] - steps.column("total")[first], nan=began))
-        found.append(Restart(broken + max(0.0, ended - began), not last.size or last.max() <= done.get(after, 0)))
+        found.append(Restart(max(0.0, ended - began), broken, not last.size or last.max() <= done.get(after, 0)))
     return found
 
 
@@ -108,13 +110,15 @@ def goodput_of(records: Records, phases: Sequence[Phase], simulates: bool = True
     useful = sum(seconds.get(kind, 0.0) for kind in USEFUL)
     lost, stalls = seconds.get(LOST, 0.0), seconds.get(CHECKPOINTS, 0.0)
     back += [each.seconds for each in restarts]
-    recovery = min(max(0.0, wall - useful - lost - stalls), sum(back))
-    other = max(0.0, wall - useful - lost - stalls - recovery)
+    rest = max(0.0, wall - useful - lost - stalls)
+    between = min(rest, sum(each.between for each in restarts))
+    recovery = min(rest - between, sum(back))
+    other = rest - between - recovery
     exposed = useful + lost + stalls + recovery
     costs = _costs(records, recoveries, restarts, back, useful, exposed) if simulates else None
     simulated = rehearse(costs) if costs else None
     return MeasuredGoodput(
-        wall, useful, lost, recovery, stalls, other, len(recoveries), costs, simulated, len(restarts), paused
+        wall, useful, lost, recovery, stalls, other, len(recoveries), costs, simulated, len(restarts), between, paused
     )
 
 
@@ -124,7 +128,8 @@ def _costs(
 ) -> MeasuredCosts | None:  # fmt: skip
     """Return what saves and faults cost a run that did so much work; None without a fault, or without a step.
 
-    What a restart took counts as restarting: nothing says when what it follows was noticed.
+    What a restart took counts as restarting. Until somebody, or a launcher, starts the run again nobody runs: how long
+    that takes is no cost of the run's own.
     """
     saves = [record for record in records.of(CheckpointRecord) if record.tier is None]
     steps = len(set(records.steps.column("step")))
@@ -159,7 +164,7 @@ def goodput_text(goodput: MeasuredGoodput) -> str:
     """Return a run's goodput in one line."""
     kinds = (
         ("lost", goodput.lost_seconds), ("recovery", goodput.recovery_seconds), ("checkpoints", goodput.stall_seconds),
-        ("starting and other", goodput.other_seconds),
+        ("between starts", goodput.between_seconds), ("starting and other", goodput.other_seconds),
     )  # fmt: skip
     rest = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds if seconds > 0)
     text = f"{goodput.share:.1%} (useful {format_seconds(goodput.useful_seconds)}" + (f", {rest})" if rest else ")")

@@ -16,7 +16,7 @@ from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import PacelineError, Requeue, first_line
 from paceline.launch.here import place_here
 from paceline.run.process.handover import take_over
-from paceline.said import flush_said
+from paceline.said import flush_said, say_own_warnings
 from paceline.supervise.forked import leave
 from paceline.supervise.groups import end_own_group
 from paceline.supervise.logs.rank import into_log
@@ -29,6 +29,7 @@ def guarded(work: Callable[[], object]) -> int:
     """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
     from paceline.run.record.recorder import describe, is_echo
 
+    say_own_warnings()
     try:
         work()
         return 0

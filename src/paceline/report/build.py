@@ -45,10 +45,13 @@ def build_report(run_dir: Path) -> Summary:
     return summary
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write RUN/report.html whole or not at all, and return its path. Raises as build_report, and StorageError."""
+def write_report(run_dir: Path, summary: Summary | None = None) -> Path:
+    """Write RUN/report.html whole or not at all, and return its path. Raises as build_report, and StorageError.
+
+    A `summary` of the run that is there already is not made again: of a long run that takes a while.
+    """
     run_dir = Path(run_dir)
-    page = render_html(build_report(run_dir))
+    page = render_html(build_report(run_dir) if summary is None else summary)
     target = run_dir / FILE
     temporary = None
     try:
@@ -75,10 +78,11 @@ def _mode(run_dir: Path) -> int:
     return stat.S_IMODE(starts_of(run_dir)[-1][1].stat().st_mode) & 0o644
 
 
-def report_lines(summary: Summary, told: bool = False) -> list[str]:
+def report_lines(summary: Summary, told: bool = False, unwritten: str = "") -> list[str]:
     """Return the closing lines of a run: where the report is, forecast against measured in percent, the verdict.
 
     `told` says that whoever reads them has just watched the run: what was said of its health meanwhile is left out.
+    `unwritten` is why there is no page, "" where it is there.
     """
     compared = [
         f"{word} {signed_percent(promise.error, digits)}"
@@ -86,7 +90,7 @@ def report_lines(summary: Summary, told: bool = False) -> list[str]:
         if (promise := summary.promise(kind)).error is not None
     ]
     against = f"      forecast vs measured: {'  '.join(compared)}" if compared else ""
-    lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
+    lines = [f"report   {unwritten or Path(summary.run_dir) / FILE}{against}"]
     if summary.bound:
         advice = f"; try: {summary.bound.advice}" if summary.bound.kind != COMPUTE else ""
         advice += f" ({summary.bound.promise})" if advice and summary.bound.promise else ""

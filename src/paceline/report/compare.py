@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.account.timeline import held_devices
 from paceline.history.phases import Start
 from paceline.history.records import NO_START, Records, StepTable, number, table, text
 from paceline.report.watched.metered import metered_energy
@@ -291,7 +292,7 @@ def promises_of(
     Steps and memory are held against the reference's forecast. Time, money, energy and carbon of the run are held
     against the first forecast, scaled to `share`: what was done of its steps, more than all where `task.stop` has
     grown since. Money, energy and carbon
-    are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate;
+    are estimates: the device-seconds that the run held, as its bill counts them, times the forecast's own rate;
     but energy, and carbon by it, are the nodes' counters where `nodes`, samples of all of them, cover every start.
     """
     forecast = reference.forecast
@@ -302,7 +303,7 @@ def promises_of(
     whole = first.forecast
     world = first.world_size or number(first.cluster.get("devices"))
     seconds = sum(attempt.seconds for attempt in attempts) or None
-    device_seconds = sum(attempt.seconds * (attempt.world_size or world or 0) for attempt in attempts) or None
+    device_seconds = sum(held.seconds * held.devices for held in held_devices(records)) or None
     partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of its steps that were done"
     promises = [
         _promise(STEP_TIME, "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),

@@ -31,13 +31,20 @@ def close_run(outcome: Outcome, lock: RunLock, redactor: Redactor, say: Say) -> 
 
 
 def say_report(run_dir: Path, say: Say) -> None:
-    """Write the report and say what is in it. A run that failed before its first record has nothing to report."""
+    """Write the report and say what is in it, also where the disk does not take its page.
+
+    A run that failed before its first record has nothing to report.
+    """
     try:  # only now: nothing of it is in memory while a run trains
         from paceline.report.build import build_report, report_lines, write_report
     except ImportError as error:  # another version was installed meanwhile
         say(f"report   not made: {error}; try: paceline report {run_dir}")
         return
     with contextlib.suppress(StorageError, ConfigError):
-        write_report(run_dir)
-        for line in report_lines(build_report(run_dir), told=True):
+        summary, unwritten = build_report(run_dir), ""
+        try:
+            write_report(run_dir, summary)
+        except StorageError as error:
+            unwritten = f"{error.what}: {error.because}"
+        for line in report_lines(summary, told=True, unwritten=unwritten):
             say(line)

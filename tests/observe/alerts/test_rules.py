@@ -412,6 +412,15 @@ def test_a_run_that_fails_is_told_in_its_own_terminal_by_itself(tmp_path: Path) 
     watched = Watched(tmp_path)
     fault = FaultRecord("the metric 'mine' raised KeyError", "it was called with a batch", rank=0, time=BEGAN + 1)
     end = RunEnded("failed", 2, {"what": fault.what, "try": "a function"}, 0, 1.0, time=BEGAN + 2)
+    fired = watched.take(started(), fault, end)
+    assert [each.rule for each in fired] == ["rank_down", "finished"] and all(each.sent for each in fired)
+    assert [each.advice for each in fired] == ["a function"] * 2 and not watched.said
+    (tmp_path / "slow").mkdir()
+    watched = Watched(tmp_path / "slow")  # which sees the fault before it knows that the run ends with it
     fired = watched.take(started(), fault) + watched.take(end)
     assert [each.rule for each in fired] == ["rank_down", "finished"] and all(each.sent for each in fired)
     assert len(watched.said) == 1 and "try: nothing, where run.recovery has the run go on" in watched.said[0]
+    (tmp_path / "other").mkdir()
+    watched = Watched(tmp_path / "other")  # of a run that ends with another error than this fault
+    assert watched.take(started(), fault, dataclasses.replace(end, error={"what": "the disk is full"}))
+    assert len(watched.said) == 1 and fault.what in watched.said[0]

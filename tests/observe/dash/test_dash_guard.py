@@ -38,6 +38,14 @@ def test_anywhere_else_needs_it(peer: str) -> None:
         assert status(peer, query=f"token={wrong}") == 401
 
 
+@pytest.mark.parametrize("other", ['a={"x":1}', "a=b c", "flag", "a", 'a="', "é=1", "a=1,2; $x=3", "own2=1"])
+def test_cookies_of_others_on_this_host_are_in_nobodys_way(other: str) -> None:
+    """A browser sends those of all ports; one that Python's parser does not take cost the token behind it."""
+    for header in (f"{other}; own={TOKEN}", f"own={TOKEN}; {other}", f"{other};own={TOKEN}"):
+        assert status("10.0.0.4", cookie=header) == 200
+    assert status("10.0.0.4", cookie=f"{other}; x-own={TOKEN}; own=") == 401
+
+
 @pytest.mark.parametrize("header", ["x_forwarded_for", "forwarded", "x_real_ip"])
 def test_who_comes_through_a_proxy_is_not_of_this_machine(header: str) -> None:
     assert status(**{header: "127.0.0.1"}) == 401

@@ -194,7 +194,9 @@ class AlertWatch:
         record = self._redactor.record(AlertRecord(**{**vars(record), "sent": sends}))
         if self._file is not None:
             self._file.write(record)
-        if record.severity != SEVERITIES[0] and record.rule != Finished.name:  # the run itself says how it has ended
+        active = self._firing.get(record.rule)
+        is_said = record.rule == Finished.name or (active is not None and active.trouble.is_said)  # by the run itself
+        if record.severity != SEVERITIES[0] and not is_said:
             self._say(f"alert    {line_of_alert(record)}")
         if record.state == FIRING:
             self._trace_of(record.rule)

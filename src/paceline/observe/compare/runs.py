@@ -22,7 +22,7 @@ from paceline.report.compare import median
 from paceline.report.format import quantity
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
-from paceline.spec.run_files import is_run
+from paceline.spec.run_files import called, is_run
 from paceline.units import plural
 
 MOST_RUNS, LEAST_RUNS = 20, 2
@@ -159,10 +159,8 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
         run = LiveRun(path)
         run.refresh()
         live.append(run)
-    names = [run.run_dir.resolve().name for run in live]
-    unique = len(set(names)) == len(names)
-    called = [name if unique else str(run.run_dir) for name, run in zip(names, live, strict=True)]
-    return compare_live([(name, _reader(run)) for name, run in zip(called, live, strict=True)])
+    names = called([run.run_dir for run in live])
+    return compare_live([(name, _reader(run)) for name, run in zip(names, live, strict=True)])
 
 
 def _reader(run: LiveRun) -> OpensRun:

@@ -12,7 +12,6 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # who asks is behind a proxy
@@ -110,8 +109,6 @@ class DashGuard:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
     def _of_cookie(self, header: str) -> str:
-        try:
-            found = SimpleCookie(header).get(self.cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+        """Return the cookie's value, whatever form those have that others on this host have left, at any port."""
+        pairs = (pair.partition("=") for pair in header.split(";"))
+        return next((value.strip() for name, _, value in pairs if name.strip() == self.cookie), "")

@@ -15,7 +15,7 @@ from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.shared_spending import SharedSpending
-from paceline.spec.run_files import is_run, runs_at
+from paceline.spec.run_files import distinct, is_run, runs_at
 
 READ_SECONDS = 0.8  # of one look: a long journal is read over several, and what is there is shown meanwhile
 LOOK_SECONDS, BEHIND_SECONDS = 0.3, 0.02  # between two looks; while a long journal is being read
@@ -113,9 +113,7 @@ class RunSet:
 
     def scan(self) -> dict[str, Path]:
         """Return the run directories that are there now, by the names that they have on the page."""
-        found: list[Path] = []
-        for path in self.paths:
-            found += [each for each in runs_at(path) if each not in found]
+        found = distinct(each for path in self.paths for each in runs_at(path))
         with self._lock:
             known = {watched.live.run_dir: name for name, watched in self._watched.items()}
             for run_dir in found:

@@ -21,6 +21,7 @@ from paceline.units import format_count, format_durations, format_loss, format_s
 
 REFIT = 1.1  # times as many losses, after which a curve is fitted anew
 BARS = "▁▂▃▄▅▆▇"
+KEPT = 448  # of a curve, for bars that are drawn anew in every line
 
 
 def sparkline(values: Sequence[float], width: int = 7) -> str:
@@ -41,6 +42,36 @@ def sparkline(values: Sequence[float], width: int = 7) -> str:
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in means)
 
 
+class Outline:
+    """The course of a series in no more than 2 `KEPT` means, of as many values each, however long it grows.
+
+    Values that are no finite number are left out.
+    """
+
+    def __init__(self) -> None:
+        self._means: list[float] = []
+        self._each = 1  # values that a mean is of
+        self._sum, self._count = 0.0, 0  # of the values that are no mean yet
+
+    def add(self, value: float) -> None:
+        """Take the next value."""
+        if not math.isfinite(value):
+            return
+        self._sum, self._count = self._sum + value, self._count + 1
+        if self._count == self._each:
+            self._means.append(self._sum / self._count)
+            self._sum, self._count = 0.0, 0
+        if len(self._means) == 2 * KEPT:
+            self._means = [
+                (first + second) / 2 for first, second in zip(self._means[::2], self._means[1::2], strict=True)
+            ]
+            self._each *= 2
+
+    def values(self) -> list[float]:
+        """Return the means, the latest last."""
+        return [*self._means, self._sum / self._count] if self._count else self._means
+
+
 class StatusLine:
     """Prints how training goes, on rank 0, every `every` steps."""
 
@@ -52,12 +83,13 @@ class StatusLine:
         self._brief, self._steps_left = brief, steps_left
         self._every = every
         self._stream = stream or sys.stdout
+        self._outline = Outline()  # of the losses
         self._losses: list[float] = []
         self._steps: list[float] = []  # of these losses
         self._expected, self._fitted = "", 0  # the loss that a budget buys, and of how many losses that is told
         self._node = ""  # what the newest sample of the first node says of its devices
         self._recent: list[float] = []  # seconds of the steps since the last line
-        self._bound = ""  # what bounds steps, in two words
+        self._bound: VerdictRecord | None = None  # what bounds steps, by the newest comparison of ranks
 
     def write(self, record: Record) -> None:
         """Take note of a step, and print when the interval is over; print evaluations."""
@@ -68,7 +100,7 @@ class StatusLine:
         elif isinstance(record, EvaluationRecord):
             self._evaluation(record)
         elif isinstance(record, VerdictRecord):
-            self._bound = record.short
+            self._bound = record
         elif isinstance(record, WrittenRecord):
             for prompt, text in zip(record.prompts, record.texts, strict=True):
                 self.say(f"sample   after step {record.step}: {prompt!r} -> {text!r}")
@@ -79,6 +111,7 @@ class StatusLine:
 
     def _step(self, record: StepRecord) -> None:
         assert record.step is not None and record.loss is not None
+        self._outline.add(record.loss)
         self._losses.append(record.loss)
         self._steps.append(record.step)
         self._recent.append(record.seconds["total"])
@@ -105,14 +138,14 @@ class StatusLine:
         losses = losses or [format_loss(loss)]
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
         if self._brief.redraws or is_shown(self._stream):
-            parts.append(sparkline(self._losses))
+            parts.append(sparkline(self._outline.values()))
         parts.append("{} (forecast {})".format(*format_durations(seconds, brief.step_seconds)))
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
         if math.isfinite(brief.peak_flops):
             counted = f" ({OWN})" if brief.unit == "tokens" else ""  # how attention is: of images it is no half
             parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%}{counted}")
-        if self._bound:
-            parts.append(self._bound)
+        if self._bound is not None and step - (self._bound.step or 0) <= max(self._bound.steps or 0, self._every):
+            parts.append(self._bound.short)  # of steps of this line, or of as many as there were since
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(format_usd(brief.usd_per_second * step * seconds))

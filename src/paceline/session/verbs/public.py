@@ -172,8 +172,9 @@ def report(run_dir: str | Path) -> Summary:
     from paceline.report.build import build_report, write_report
 
     run = load_run(run_dir)
-    write_report(run.dir)
-    return build_report(run.dir)
+    summary = build_report(run.dir)
+    write_report(run.dir, summary)
+    return summary
 
 
 @checked_call(by=argument("text"), price_class=argument("text"), prices=argument("text", optional=True))

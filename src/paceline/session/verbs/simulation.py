@@ -28,7 +28,8 @@ SECONDS_PER_DAY = 86400.0
 class SideBySide:
     """A run that went on after faults, simulated from its own costs, beside what it took.
 
-    Both leave out what `measured.other_seconds` holds: starting and proving, but for starts that follow a fault.
+    Both leave out what `measured.other_seconds` holds, starting and proving but for starts that follow a fault, and
+    what `measured.between_seconds` holds, in which nobody ran.
     """
 
     run_dir: Path

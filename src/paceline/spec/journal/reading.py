@@ -90,8 +90,7 @@ def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, 
     with path.open("rb") as file:
         if last_bytes is not None:
             file.seek(max(0, path.stat().st_size - last_bytes))
-        lines = file.read().split(b"\n")
-    yield from filter(None, map(parsed_line, lines))
+        yield from filter(None, map(parsed_line, file))  # line by line: a long journal is never in memory whole
 
 
 def parsed_line(line: bytes) -> dict[str, object] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from paceline.errors import of_rank
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
@@ -22,6 +23,7 @@ class RankDown(AlertRule):
     def __init__(self, seen: AlertSeen) -> None:
         super().__init__(seen)
         self._lost: Trouble | None = None
+        self._what = ""  # of the fault on record that it is
         self._since = -math.inf  # when that was seen
         self._went_on = -math.inf  # when the run went on last
         self._told_until = -math.inf  # what was lost until then is told
@@ -33,7 +35,7 @@ class RankDown(AlertRule):
             self._lost = Trouble(
                 of_rank(record.what, record.rank, bool(record.names_ranks)), evidence, _advice(record.because)
             )
-            self._since = -math.inf if record.time is None else record.time
+            self._since, self._what = -math.inf if record.time is None else record.time, record.what
         elif isinstance(record, RecoveryRecord | RunStarted):
             self._went_on = math.inf if record.time is None else max(self._went_on, record.time)
             self.settle()
@@ -42,11 +44,11 @@ class RankDown(AlertRule):
         """Take what a supervisor has seen: it knows before anything is on record."""
         if self._lost is None and lost.time > self._told_until:
             evidence = {"ranks": list(lost.ranks), "seen": lost.time, "because": lost.because}
-            self._lost, self._since = Trouble(lost.what, evidence, _advice(lost.because)), lost.time
+            self._lost, self._since, self._what = Trouble(lost.what, evidence, _advice(lost.because)), lost.time, ""
 
     def take_earlier(self, trouble: Trouble, time: float) -> None:
         """Take what another watch over this start has told at a moment: it lasts until the run goes on after that."""
-        self._lost, self._since, self._told_until = trouble, time, time
+        self._lost, self._since, self._told_until, self._what = trouble, time, time, ""
 
     def settle(self) -> None:
         """End what is lost where the run has gone on since: word of a loss may come after that.
@@ -66,10 +68,13 @@ class RankDown(AlertRule):
             because = "its process is gone, and no end is on record: it was killed, or its machine was lost"
             advice = "start the same command again: it resumes from the last checkpoint"
             self._lost = Trouble(f"the run is gone after step {self.seen.step}: {because}", evidence, advice)
-            self._since = math.inf
+            self._since, self._what = math.inf, ""
 
     def look(self, now: float, firing: bool) -> Trouble | None:
-        """Return who is down, until the run goes on."""
+        """Return who is down, until the run goes on. A fault that has ended the run is that of its error."""
+        error = (self.seen.ended.error or {}) if self.seen.ended is not None else {}
+        if self._lost is not None and self._what and error.get("what") == self._what:
+            return replace(self._lost, advice=str(error.get("try") or ""), is_said=True)
         return self._lost
 
 

@@ -13,12 +13,16 @@ from paceline.spec.watch.alerts import RULES
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is the matter: a line, its numbers, what to do, and how grave it is where that is not the rule's own."""
+    """What is the matter: a line, its numbers, what to do, and how grave it is where that is not the rule's own.
+
+    What `is_said` by the run in its own terminal is not said there once more.
+    """
 
     title: str
     evidence: Mapping[str, object] = field(default_factory=dict)
     advice: str = ""
     severity: str = ""
+    is_said: bool = False
 
 
 class AlertRule:

@@ -9,6 +9,7 @@ from torch import nn
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey, stray_error
 from paceline.run.numerics.randomness.shares import RankPart
 from paceline.run.process.world import World
+from paceline.said import OwnWarning
 from paceline.spec.plan import Plan
 
 LIBRARIES = ("torch", "transformers", "paceline")
@@ -35,7 +36,7 @@ def sample_randomness(seed: int, plan: Plan, world: World, looked: Survey) -> Sa
     if looked.strays and not alone:
         raise stray_error(looked.strays)
     if looked.strays and plan.accumulation > 1:
-        warnings.warn(f"random numbers follow the micro-batch: {'; '.join(looked.strays)}", stacklevel=2)
+        warnings.warn(f"random numbers follow the micro-batch: {'; '.join(looked.strays)}", OwnWarning, stacklevel=2)
     place = layout.coordinates(world.rank)
     part = RankPart(place["cp"], layout.cp, place["tp"], layout.tp)
     return SampleRandomness(seed, world.device, looked, part, strict=not alone)

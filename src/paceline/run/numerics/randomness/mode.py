@@ -26,6 +26,7 @@ from paceline.run.numerics.randomness.operators import RandomOperators, drawing_
 from paceline.run.numerics.randomness.seeds import seed_at, seed_device
 from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, Share, guessed, share_of
 from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
+from paceline.said import OwnWarning
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class SampleRandomness(TorchFunctionMode):
         """Warn of random numbers, once; the name and the reason stand in `told` too."""
         if name not in self._told:
             self._told[name] = because
-            warnings.warn(text.format(name, because), stacklevel=2)
+            warnings.warn(text.format(name, because), OwnWarning, stacklevel=2)
 
     @property
     def told(self) -> tuple[str, ...]:
