@@ -44,8 +44,8 @@ def test_two_ranks_are_measured_and_the_planner_uses_it(tmp_path, monkeypatch):
 
 STARTS = """
 import os, subprocess, sys
-worker = [sys.executable, "-m", "paceline.cluster.probe.worker", sys.argv[1], "0", str(os.getpid())]
-process = subprocess.Popen(worker)
+worker = [sys.executable, "-m", "paceline.cluster.probe.worker", sys.argv[1], "0"]
+process = subprocess.Popen(worker, env={**os.environ, "PACELINE_PARENT": str(os.getpid())})
 print(process.pid, flush=True)
 process.wait()
 """

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.system.end_of_parent import PARENT_VARIABLE
 from started.command import Command
 from started.popen import COLD, Warm, nursery
 

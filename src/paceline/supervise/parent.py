@@ -8,9 +8,8 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.system.end_of_parent import signal_at_end_of
+from paceline.system.end_of_parent import PARENT_VARIABLE, signal_at_end_of
 
-PARENT_VARIABLE = "PACELINE_PARENT"
 NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
 AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 TASK_VARIABLE = "SLURM_TASK_PID"  # set by slurmstepd: the number of the process that it has started

@@ -22,8 +22,8 @@ from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.supervise.groups import HASHES_ALIKE, Process, collect, has_ended
 from paceline.supervise.lines import Lines, is_ready
-from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import blocked_signals
+from paceline.system.end_of_parent import PARENT_VARIABLE
 
 
 class Lent:

@@ -28,11 +28,11 @@ from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import HASHES_ALIKE, Process, collect
 from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
-from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.pulses.standstill import Standstill
 from paceline.supervise.pulses.watch import PulseWatch, WorldWatch
 from paceline.supervise.signals import ForwardingFlag, forward_signals
 from paceline.supervise.told.place import FILE, RENDEZVOUS
+from paceline.system.end_of_parent import PARENT_VARIABLE
 from paceline.units import plural
 
 GRACE_SECONDS = 15.0

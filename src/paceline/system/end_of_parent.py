@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 
+PARENT_VARIABLE = "PACELINE_PARENT"  # the number of the process that has started this one, and that it ends with
 PR_SET_PDEATHSIG = 1
 
 

@@ -40,6 +40,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
 from paceline.scratch import Scratch
+from paceline.system.end_of_parent import PARENT_VARIABLE
 from paceline.units import format_bytes, format_rate, format_seconds, plural
 
 TRIAL_SECONDS = 1.0  # a budget below is for trying the probe out
@@ -109,14 +110,14 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: fl
     with Scratch("probe") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        threads = {"OMP_NUM_THREADS": str(request["threads"])}
-        environment = {**waiting(os.environ), **os.environ, **joined_heap(os.environ), **threads}
+        threads, parent = {"OMP_NUM_THREADS": str(request["threads"])}, {PARENT_VARIABLE: str(os.getpid())}
+        environment = {**waiting(os.environ), **os.environ, **joined_heap(os.environ), **threads, **parent}
         workers = []
         try:
             for rank in range(request["devices"]):
                 with (folder / f"stderr-{rank}").open("wb") as stderr:
                     command = [sys.executable, "-m", "paceline.cluster.probe.worker", str(folder / "request.json")]
-                    command += [str(rank), str(os.getpid())]
+                    command.append(str(rank))
                     workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr))
             _wait(workers, folder, timeout_seconds, most_seconds)
         finally:

@@ -1,13 +1,14 @@
 """One rank of a probe: a child process that measures a device while its peers measure other devices.
 
-`python -m paceline.cluster.probe.worker REQUEST.json RANK PARENT` writes RESULT-RANK.json beside the request, and ends
-with the process of the number PARENT, which has started it: it would take cores that nobody knows of. All ranks
+`python -m paceline.cluster.probe.worker REQUEST.json RANK` writes RESULT-RANK.json beside the request, and ends with
+the process that has started it: it would take cores that nobody knows of. All ranks
 measure the same thing at the same time, so the contention for memory and cores that training meets is in the figures.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ from paceline.cluster.probe.records import (
 )
 from paceline.cluster.probe.units import step_times
 from paceline.spec.cluster import FUSED_ADAMW_BYTES
-from paceline.system.end_of_parent import signal_at_end_of
+from paceline.system.end_of_parent import PARENT_VARIABLE, signal_at_end_of
 
 if TYPE_CHECKING:
     import torch
@@ -283,7 +284,7 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
 def main() -> None:
     """Measure and write RESULT-RANK.json beside the request file."""
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
-    signal_at_end_of(int(sys.argv[3]), signal.SIGKILL)
+    signal_at_end_of(int(os.environ.pop(PARENT_VARIABLE)), signal.SIGKILL)
     result = measure(json.loads(path.read_text("utf-8")), rank, path.parent)
     (path.parent / f"result-{rank}.json").write_text(json.dumps(result), "utf-8")
 

@@ -31,9 +31,10 @@ from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, find_meeting
-from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
+from paceline.supervise.parent import end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
 from paceline.supervise.told.typed import typed_command
+from paceline.system.end_of_parent import PARENT_VARIABLE
 from paceline.units import plural
 
 Say = Callable[[str], None]

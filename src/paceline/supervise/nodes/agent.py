@@ -28,12 +28,13 @@ from paceline.supervise.nodes.held_in_memory import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.nodes.lookout import Lookout
-from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.pulses.sight import NearSight
 from paceline.supervise.pulses.silences import HangLimits
 from paceline.supervise.starting import Starter
 from paceline.supervise.told.brief import BRIEF_FILE, brief_from_json
 from paceline.supervise.told.generation import GENERATION_FILE, Generation, read_generation
+from paceline.system.end_of_parent import PARENT_VARIABLE
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02

@@ -30,7 +30,7 @@ MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 
 
 @dataclass(frozen=True)
-class OneDevice:
+class OneProgram:
     """The model of one device, and the random numbers of its samples."""
 
     model: nn.Module
@@ -90,7 +90,7 @@ def growing(rows: int) -> tuple[int, ...]:
 
 def one_device(
     asked: Asked, turns: Sequence[Turn], move: Move | None = None, looked: Survey | None = None
-) -> OneDevice:
+) -> OneProgram:
     """Return the model of one device, its weights moved where asked, with the random numbers of its samples.
 
     It is called to learn whose these are, unless that is known.
@@ -98,12 +98,12 @@ def one_device(
     model, objectives = asked.model(move), [turn.objective for turn in turns]
     remembered, given = Remembered(model, objectives), (asked.task, asked.plan, asked.source, model, objectives)
     randomness = reference_randomness(*given, MASTER_DTYPES[asked.plan.precision], looked)
-    return OneDevice(model, randomness, remembered)
+    return OneProgram(model, randomness, remembered)
 
 
 def numbers_of(
     asked: Asked,
-    program: OneDevice,
+    program: OneProgram,
     turn: Turn,
     sizes: tuple[int, ...],
     scale: float = 1.0,

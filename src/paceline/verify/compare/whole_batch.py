@@ -37,7 +37,7 @@ from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.in_a_group import has_evaluations, own_metrics
 from paceline.verify.compare.pieces import (
-    OneDevice,
+    OneProgram,
     PiecesDifference,
     PiecesNumbers,
     cuts,
@@ -160,7 +160,7 @@ def _held(asked: Asked, turns: Sequence[Turn], every_uncalled: Sequence[AsItWas]
     return _FoundInFormat(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _looks(asked: Asked, program: OneDevice, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
+def _looks(asked: Asked, program: OneProgram, turn: Turn, first: _Look, sides: ThresholdsSeen) -> Iterator[_Look]:
     """Yield the look at a few rows, that at many, and one at weights of later steps, as far as these can be had.
 
     Of a program with thresholds of its own, looks at weights far from the start follow: what a piece of few rows does
@@ -181,7 +181,7 @@ def _looks(asked: Asked, program: OneDevice, turn: Turn, first: _Look, sides: Th
             yield from _later(asked, turn, rows, way, sides)
 
 
-def _uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas) -> Iterator[_Look]:
+def _uncalled(asked: Asked, known: OneProgram, turn: Turn, was: AsItWas) -> Iterator[_Look]:
     """Yield the look at a few rows whose cuts are each of a program that nobody has called, where calls leave anything.
 
     `was` is what the turn's objective held before it was called.
@@ -197,7 +197,7 @@ def _uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas) -> Itera
         yield _Look(whole, [other], kept=kept)
 
 
-def _of_uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas, look: _Look, cut: PiecesNumbers) -> _Look:
+def _of_uncalled(asked: Asked, known: OneProgram, turn: Turn, was: AsItWas, look: _Look, cut: PiecesNumbers) -> _Look:
     """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
     kept = known.remembered.changed()
     if not kept or look.way is not None:
@@ -211,7 +211,7 @@ def _of_uncalled(asked: Asked, known: OneDevice, turn: Turn, was: AsItWas, look:
 
 
 def _numbers_anew(
-    asked: Asked, known: OneDevice, turn: Turn, was: AsItWas, sizes: tuple[int, ...], move: Move | None = None
+    asked: Asked, known: OneProgram, turn: Turn, was: AsItWas, sizes: tuple[int, ...], move: Move | None = None
 ) -> PiecesNumbers:
     """Return what a program gives that is made for this cut, of whose random numbers all is known."""
     with was.again():
@@ -225,7 +225,7 @@ def _later(asked: Asked, turn: Turn, rows: int, way: Walk, sides: ThresholdsSeen
         yield dataclasses.replace(later, way=way)
 
 
-def _in_growing_pieces(asked: Asked, program: OneDevice, turn: Turn, rows: int, sides: ThresholdsSeen) -> _Look | None:
+def _in_growing_pieces(asked: Asked, program: OneProgram, turn: Turn, rows: int, sides: ThresholdsSeen) -> _Look | None:
     """Return what so many rows give in one piece and in growing ones; None where they give no numbers.
 
     A program that fails on so many says nothing here: ranks give it fewer.
@@ -238,7 +238,7 @@ def _in_growing_pieces(asked: Asked, program: OneDevice, turn: Turn, rows: int, 
     return _Look(whole, [other]) if not not_finite(whole) else None
 
 
-def _walked(asked: Asked, program: OneDevice, turn: Turn, way: Walk) -> OneDevice | None:
+def _walked(asked: Asked, program: OneProgram, turn: Turn, way: Walk) -> OneProgram | None:
     """Return the program with the weights of later steps, None where it fails on its way."""
     try:
         walk(program.model, lambda: numbers_of(asked, program, turn, (asked.plan.batch_samples,)).gradients, way)
@@ -260,7 +260,7 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: PiecesNumbers) -> tuple[
     return moved if all(d.relative <= most for d in differences_of(whole, others)) else ()
 
 
-def _is_drawn(asked: Asked, program: OneDevice, turn: Turn, look: _Look, cut: PiecesNumbers) -> bool:
+def _is_drawn(asked: Asked, program: OneProgram, turn: Turn, look: _Look, cut: PiecesNumbers) -> bool:
     """Return whether a program that draws for samples is a sum over rows where it draws the same for all."""
     if not program.looked.patterns or look.way is not None:
         return False
@@ -268,7 +268,7 @@ def _is_drawn(asked: Asked, program: OneDevice, turn: Turn, look: _Look, cut: Pi
     return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in differences_of(whole, other))
 
 
-def _out_of_proportion(asked: Asked, program: OneDevice, turn: Turn, whole: PiecesNumbers) -> FirstDifference | None:
+def _out_of_proportion(asked: Asked, program: OneProgram, turn: Turn, whole: PiecesNumbers) -> FirstDifference | None:
     """Return what says that the gradient of a scaled loss is not the scaled gradient, None where it is."""
     scaled = numbers_of(asked, program, turn, whole.sizes, SCALED)
     found = [d for d in differences_of(whole, scaled) if d.relative > PROPORTION]
@@ -278,7 +278,7 @@ def _out_of_proportion(asked: Asked, program: OneDevice, turn: Turn, whole: Piec
     return _first(wrong, _Look(whole, [scaled]), turn, (), is_scaled=True) if wrong else None
 
 
-def _evaluation_apart(asked: Asked, program: OneDevice, turn: Turn, reach: float) -> FirstDifference | None:
+def _evaluation_apart(asked: Asked, program: OneProgram, turn: Turn, reach: float) -> FirstDifference | None:
     """Return what says that an evaluation is another one of rows that are cut, None where none is made or it is not."""
     task, source, dtype = asked.task, asked.source, MASTER_DTYPES[asked.plan.precision]
 
@@ -309,7 +309,7 @@ def _require_numbers(whole: PiecesNumbers, turn: Turn) -> None:
 def _beyond_rounding(
     wrong: list[tuple[PiecesDifference, PiecesNumbers]],
     asked: Asked,
-    known: OneDevice,
+    known: OneProgram,
     turn: Turn,
     was: AsItWas,
     look: _Look,

@@ -1,4 +1,4 @@
-"""Whether tokens were made by one tokenizer: in sources of one mixture a number has to stand for one text."""
+"""Tokens of one tokenizer: in the sources of a mixture a number has to stand for one text."""
 
 from __future__ import annotations
 
