@@ -285,8 +285,10 @@ def _pieces(tokenizer: Tokenizer, texts: Sequence[bytes], seq_len: int) -> Itera
     """Yield (number of the text, its tokens): between two end-of-document tokens, at most seq_len of them predicted."""
     import numpy as np
 
+    from paceline.task.data.sources.tokenizer import opened
+
     end = np.array([tokenizer.end_of_document], dtype=np.int64)
     for number, ids in enumerate(tokenizer.encode(texts)):
-        whole = np.concatenate([end, np.asarray(ids, dtype=np.int64), end])
+        whole = np.concatenate([end, np.asarray(opened(tokenizer, ids), dtype=np.int64), end])
         for at in range(0, len(whole) - 1, seq_len):
             yield number, whole[at : at + seq_len + 1]

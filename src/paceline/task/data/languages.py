@@ -113,10 +113,8 @@ def _start_of(folder: Path, config: dict[str, Any]) -> int:
 def _of_post_processor(tokenizer: FileTokenizer, examples: Sequence[str]) -> Around:
     """Return what a tokenizer.json puts around a text: seen on the first one that has tokens of its own."""
     for text in examples:
-        own, around = (encode([text.encode()])[0].tolist() for encode in (tokenizer.encode, tokenizer.encode_around))
-        if own:
-            before = next((at for at in range(len(around) - len(own) + 1) if around[at : at + len(own)] == own), 0)
-            return Around(tuple(around[:before]), tuple(around[before + len(own) :]))
+        if len(tokenizer.encode([text.encode()])[0]):
+            return Around(*tokenizer.sides(text))
     return Around((), tuple(tokenizer.around))
 
 

@@ -31,7 +31,7 @@ from paceline.task.data.sources.tables.chat.messages import (
 from paceline.task.data.sources.tables.chat.own_template import of_tokenizer, own_templates
 from paceline.task.data.sources.tables.chat.parts import encode_segments
 from paceline.task.data.sources.tables.chat.templates import TEMPLATES, Template, TemplateRefusal, plain
-from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, opened
 
 FIELDS = ("prompt", "chosen", "rejected")
 FORM = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list of messages'
@@ -69,7 +69,7 @@ class PreferencePairs:
             rows = [self._row(*told) for told in self._written(pair)]
         else:
             prompt, *answers = self._tokenizer.encode([text.encode() for text in pair])
-            rows = [self._row(prompt.tolist(), answer.tolist()) for answer in answers]
+            rows = [self._row(opened(self._tokenizer, prompt).tolist(), answer.tolist()) for answer in answers]
         tokens, labels = (torch.tensor(side) for side in zip(*rows, strict=True))
         return {"tokens": tokens, "labels": labels}
 

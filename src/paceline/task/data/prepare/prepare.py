@@ -197,7 +197,8 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int, lim
     """Return a hash of all that decides the shards, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     if data.tokenizer not in ("bytes", "bpe"):
-        tokenizer = [load_tokenizer(data.tokenizer).identity]
+        loaded = load_tokenizer(data.tokenizer)
+        tokenizer = [loaded.identity, *loaded.opening]
     files = [file.decides() for file in listing.files]
     options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
                data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip

@@ -20,7 +20,7 @@ from paceline.task.data.sources.documents import Damaged, in_lists
 from paceline.task.data.sources.held_out import document_hash
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
-from paceline.task.data.sources.tokenizer import from_json
+from paceline.task.data.sources.tokenizer import from_json, opened
 from paceline.task.data.sources.tokens import SPLITS, dtype_for
 
 WORK = ".work"  # the folder of what is not finished, inside of the folder that is written
@@ -90,7 +90,7 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
     with writers["train"], writers["validation"]:
         for batch in in_lists(documents_of(job.data, job.listing, part, damaged)):
             kept = batch if keep is None else [each for at, each in enumerate(batch, documents) if keep[at]]
-            encoded = [ids[: most or None] for ids in tokenizer.encode([each.text for each in kept])]
+            encoded = [opened(tokenizer, ids)[: most or None] for ids in tokenizer.encode([each.text for each in kept])]
             new = [(each, ids) for each, ids in zip(kept, encoded, strict=True) if not earlier.have(ids)]
             documents, size = documents + len(batch), size + sum(len(each.text) for each, _ in new)
             for split, wanted in (("train", False), ("validation", True)):

@@ -37,7 +37,15 @@ from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
-from paceline.task.data.sources.tokenizer import LEARNT, ByteTokenizer, Tokenizer, is_own, load_tokenizer, train_bpe
+from paceline.task.data.sources.tokenizer import (
+    LEARNT,
+    ByteTokenizer,
+    Tokenizer,
+    is_own,
+    load_tokenizer,
+    opened,
+    train_bpe,
+)
 from paceline.task.data.sources.tokens import SPLITS, TokenWriter
 from paceline.units import format_data, plural
 
@@ -124,7 +132,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     """Return the corpus, tokenising it unless the documents' bytes are found to be known already."""
     survey = _survey(data, listing)
     limit = [data.document_tokens] if data.document_tokens else []
-    key = hash_of([FORMAT, survey.content, tokenizer_identity(data), data.validation_fraction, *limit])
+    key = hash_of([FORMAT, survey.content, document_identity(data), data.validation_fraction, *limit])
     final = root / "corpora" / key
     corpus = load_corpus(final)
     if corpus is None:
@@ -165,8 +173,8 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
                 digest.update(document_hash(document.text))
                 if document.held_out is not None:
                     digest.update(bytes([document.held_out]))
-            encoded = tokenizer.encode([document.text for document in batch])
-            encoded = [ids[: data.document_tokens] for ids in encoded] if data.document_tokens else encoded
+            encoded = [opened(tokenizer, ids)[: data.document_tokens or None]
+                       for ids in tokenizer.encode([document.text for document in batch])]  # fmt: skip
             held_out = [document.is_held_out(survey.limit) for document in batch]
             for writer, wanted in zip(writers, (False, True), strict=True):
                 writer.add([ids for ids, held in zip(encoded, held_out, strict=True) if held is wanted])
@@ -194,6 +202,12 @@ def tokenizer_identity(data: DataSpec) -> str:
         return f"bpe-{data.vocab}"  # training will say which package is missing
 
 
+def document_identity(data: DataSpec) -> str:
+    """Return what, with the documents, decides the tokens of texts that begin as their tokenizer has them begin."""
+    opening = () if is_own(data.tokenizer) else load_tokenizer(data.tokenizer).opening
+    return tokenizer_identity(data) + (f"-opened-{opening}" if opening else "")
+
+
 def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
@@ -207,6 +221,8 @@ def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
         given.append([data.document_tokens, data.score_field, data.score_min, data.score_max])
     if data.on_bad == "skip":
         given.append("skip")
+    if not is_own(data.tokenizer):
+        given.append("opened")  # earlier releases had no opening
     return hash_of(given)
 
 

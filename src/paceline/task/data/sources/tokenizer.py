@@ -32,15 +32,20 @@ KNOWN_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|endoftext|>", "<|fi
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Ids lie in 0..vocab-1; `identity` is a hash of whatever decides the ids."""
+    """Text to token ids and back. Ids lie in 0..vocab-1; `identity` is a hash of whatever decides the ids.
+
+    `opening` are the tokens that a document begins with. The end-of-document token is none of them: it ends the
+    document before, where it stands anyway.
+    """
 
     name: str
     vocab: int
     end_of_document: int
+    opening: tuple[int, ...]
     identity: str
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Return the ids of each UTF-8 text, without the end-of-document token."""
+        """Return the ids of each UTF-8 text, without the opening and the end-of-document token."""
         ...
 
     def decode(self, ids: npt.ArrayLike) -> str:
@@ -56,6 +61,7 @@ class ByteTokenizer:
     """The 256 byte values as tokens, and 256 as the end of a document."""
 
     name, vocab, end_of_document, identity = "bytes", 257, BYTES_END, "bytes-1"
+    opening: tuple[int, ...] = ()
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return each text's bytes."""
@@ -113,6 +119,8 @@ class FileTokenizer:
         self.pad: int = tokens[pads[0]] if pads else 0
         # What its post-processor puts around a text, such as [CLS] and [SEP].
         self.around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
+        before = self.sides("a")[0]
+        self.opening = () if before == (self.end_of_document,) else before
         self.identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._text = text
 
@@ -126,11 +134,19 @@ class FileTokenizer:
         encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=True)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
+    def sides(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what its post-processor puts before and behind a text: [CLS] and [SEP]; nothing where it is not seen.
+
+        It is not where the text has no tokens of its own.
+        """
+        own, around = (encode([text.encode()])[0].tolist() for encode in (self.encode, self.encode_around))
+        places = (at for at in range(len(around) - len(own) + 1) if own and around[at : at + len(own)] == own)
+        before = next(places, len(around))
+        return (tuple(around[:before]), tuple(around[before + len(own) :])) if before < len(around) else ((), ())
+
     def behind(self) -> int:
         """Return how many tokens its post-processor puts behind a text: [SEP] is one."""
-        own, around = (encode([b"a"])[0].tolist() for encode in (self.encode, self.encode_around))
-        places = [at for at in range(len(around) - len(own) + 1) if own and around[at : at + len(own)] == own]
-        return len(around) - places[0] - len(own) if places else 0
+        return len(self.sides("a")[1])
 
     def encode_special(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Return the ids of each UTF-8 text in which special tokens that are spelt out are meant."""
@@ -190,6 +206,11 @@ def train_bpe(texts: Iterable[bytes], vocab: int) -> FileTokenizer:
     return FileTokenizer(tokenizer.to_str(), "bpe")
 
 
+def opened(tokenizer: Tokenizer, ids: Tokens) -> Tokens:
+    """Return the ids of a document with the opening before them."""
+    return np.concatenate([np.asarray(tokenizer.opening, dtype=np.uint32), ids]) if tokenizer.opening else ids
+
+
 def is_own(tokenizer: str) -> bool:
     """Return whether `task.data.tokenizer` is one of Paceline's: each text then ends with the end-of-document token."""
     return tokenizer in OWN or tokenizer.startswith(LEARNT)
@@ -235,8 +256,9 @@ def special_text(tokenizer: Tokenizer) -> str:
     if not isinstance(tokenizer, FileTokenizer):
         return f"end of document {tokenizer.end_of_document}"
     end = tokenizer.token(tokenizer.end_of_document)
-    around = " ".join(map(tokenizer.token, tokenizer.around))
-    return f"end of document {end}" + (f", around a text {around}" if around else "")
+    around, opening = (" ".join(map(tokenizer.token, ids)) for ids in (tokenizer.around, tokenizer.opening))
+    told = f"end of document {end}" + (f", a document begins with {opening}" if opening else "")
+    return told + (f", around a text {around}" if around and around != opening else "")
 
 
 def from_json(text: str, name: str) -> Tokenizer:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.cache import tokenizer_identity
+from paceline.task.data.sources.cache import document_identity, tokenizer_identity
 from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
@@ -159,7 +159,8 @@ class TableSurvey:
         labels = [self.labels.kind, self.labels.are_hot, *self.labels.classes] if self.labels else []
         template = [data.template, own_templates(data.tokenizer)] if columns.kind in ("chat", "completion") else []
         limit = [data.document_tokens] if data.document_tokens else []
-        return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
+        tokenizer = tokenizer_identity(data) if self.labels else document_identity(data)
+        return [self.content, tokenizer, data.validation_fraction, self.named_splits, columns.kind,
                 columns.names, columns.because, labels, template, *limit]  # fmt: skip
 
 

@@ -30,7 +30,10 @@ class TextPart(NamedTuple):
 
 
 def encode_segments(tokenizer: Tokenizer, rows: Sequence[Sequence[TextPart]]) -> list[tuple[Tokens, Counted]]:
-    """Return each row's token ids, and 1 for those that count. Segments are encoded by themselves or as they go on."""
+    """Return each row's token ids, and 1 for those that count. Segments are encoded by themselves or as they go on.
+
+    A row begins with the tokenizer's opening, unless a template's marks say how it begins.
+    """
     runs = [list(_runs(row)) for row in rows]
     flat = [run for row in runs for run in row]
     found: dict[int, tuple[Tokens, Counted]] = {}
@@ -41,10 +44,11 @@ def encode_segments(tokenizer: Tokenizer, rows: Sequence[Sequence[TextPart]]) ->
     if longer := [at for at in range(len(flat)) if at not in found]:
         found |= zip(longer, _encode_runs(tokenizer, [flat[at] for at in longer]), strict=True)
     given = (found[at] for at in range(len(flat)))
-    nothing = (np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.uint8))
+    opening = np.asarray(tokenizer.opening, dtype=np.uint32)
     encoded = []
     for row in runs:
-        parts = [nothing, *(next(given) for _ in row)]
+        begin = opening[:0] if any(part.mark for run in row for part in run) else opening
+        parts = [(begin, np.zeros(len(begin), dtype=np.uint8)), *(next(given) for _ in row)]
         encoded.append((np.concatenate([ids.astype(np.uint32) for ids, _ in parts]),
                         np.concatenate([counted for _, counted in parts])))  # fmt: skip
     return encoded
