@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
     ("written", "told"),
     [
         ("task.batch_size=8", "task.global_batch"),  # 'batch_rows' is nearest in letters
+        ("task.batch=8", "task.global_batch"),
         ("task.epochs=3", "task.stop"),
         ("task.learning_rate=0.1", "task.optimizer.lr"),  # 'task.growth.learning_rate' is another thing
         ("run.output_dir=x", "run.dir"),  # 'group_read'

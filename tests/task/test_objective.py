@@ -19,7 +19,7 @@ from paceline.task.coupling import is_coupled
 from paceline.task.models.build import build_model
 from paceline.task.objective import classification, multi_label, next_token, regression, resolve_objective
 from paceline.task.profile.traced import profile_module
-from paceline.task.sums import as_sum
+from paceline.task.sums import as_sum, back_through
 
 
 class Wrapped(nn.Module):
@@ -185,6 +185,16 @@ def test_items_with_a_gradient_are_told() -> None:
     with pytest.raises(ConfigError, match="a number of items that has a gradient"):
         as_sum((torch.tensor(1.0), items), mean_alone)
     assert as_sum((torch.tensor(1.0), items.detach()), mean_alone)[1] == 3
+
+
+@pytest.mark.parametrize("loss", [torch.zeros(()), 0.0, torch.ones(3, requires_grad=True).sum().detach()])
+def test_a_loss_that_leads_back_to_no_weight_is_told(loss: Any) -> None:
+    """torch ends the run with "element 0 of tensors does not require grad", wherever the first such batch comes."""
+    with pytest.raises(ConfigError, match="the objective mean_alone returned a loss that leads back to no weight"):
+        back_through(loss, mean_alone)
+    weight = torch.ones(3, requires_grad=True)
+    back_through(weight.sum() * 2, mean_alone)
+    assert weight.grad is not None and weight.grad.tolist() == [2.0] * 3
 
 
 def test_a_loss_alone_is_told_before_anything_is_planned() -> None:

@@ -16,7 +16,8 @@ from paceline.errors import suggestion
 _OPTIONS: dict[str, str] = {
     option_word: said
     for words, said in (
-        ("batchsize globalbatchsize trainbatchsize bs", 'task.global_batch = "64 samples", of all devices together'),
+        ("batch batchsize globalbatchsize trainbatchsize batchsamples batchtokens bs",
+         'task.global_batch = "64 samples", of all devices together'),
         ("perdevicetrainbatchsize perdevicebatchsize microbatchsize trainmicrobatchsizepergpu",
          "plan.micro_batch = 8, or nothing: the planner chooses it"),
         ("gradientaccumulation gradientaccumulationsteps accumulategradbatches accumulation",

@@ -43,6 +43,21 @@ def as_sum(found: object, objective: object) -> tuple[Any, Any]:
     return loss, weight
 
 
+def back_through(loss: Tensor, objective: object) -> None:
+    """Run the backward pass of a loss. Raises ConfigError where nothing in the loss leads back to a weight.
+
+    What shards or parts of a sequence exchange in a backward pass all ranks wait for: none of them may leave it out.
+    """
+    if not getattr(loss, "requires_grad", False):
+        raise ConfigError(
+            f"the objective{_named(objective)} returned a loss that leads back to no weight",
+            "it is a number of its own, as of a micro-batch in which nothing counts, or it was detached: every"
+            " micro-batch has a backward pass, which other devices may wait for",
+            "where nothing counts the sum of what the model gives, times 0: return outputs.sum() * 0.0, 0",
+        )
+    loss.backward()
+
+
 def _named(objective: Any) -> str:
     """Return the name of an objective, inside of what is around it, after a blank; "" where it has none."""
     while inner := getattr(objective, "_objective", None) or getattr(objective, "func", None):

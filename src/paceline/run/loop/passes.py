@@ -23,7 +23,7 @@ from paceline.run.parallel.entry import call
 from paceline.run.parallel.gradients import Gradients
 from paceline.spec.plan import Plan
 from paceline.task.coupling import without_own_rows
-from paceline.task.sums import as_sum
+from paceline.task.sums import as_sum, back_through
 
 AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 
@@ -89,7 +89,7 @@ class SequentialPasses:
             with self.randomness.during(sample_rows(micro, self.draws_as)):
                 loss_sum, weight = as_sum(self._forward(micro), self.objective)
             with self.told():
-                (loss_sum * (down if micro.counts else 0.0)).backward()
+                back_through(loss_sum * (down if micro.counts else 0.0), self.objective)
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight

@@ -18,6 +18,7 @@ from paceline.run.numerics.randomness.survey import length_of
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.held import buffers_kept
+from paceline.task.sums import back_through
 from paceline.task.turns import Turn
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import reach_of, wide
@@ -131,7 +132,7 @@ def numbers_of(
                 with program.randomness.during(SampleRows(drawn_for, turn.draws_as(1), length_of(data))):
                     loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
                 takes = takes or _gradients_of(model) != held
-                (loss_sum * scale).backward()
+                back_through(loss_sum * scale, turn.objective)
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
         moved = tuple(name for name, version in _versions(model).items() if version != before.get(name))

@@ -32,6 +32,7 @@ from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import evaluating
+from paceline.task.sums import back_through
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import reach_of, wide
 from paceline.verify.low.choices import HandedChoices, score_bits
@@ -193,7 +194,7 @@ def _one_turn(
         rows = SampleRows(positions, turn.draws_as(step), length_of(data))
         with randomness.during(rows), _chosen(handed, positions), one.cast():
             loss_sum, weight = turn.objective(model, data)
-        (loss_sum * down).backward()
+        back_through(loss_sum * down, turn.objective)
         randomness.rest()
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))

@@ -24,6 +24,7 @@ from paceline.task.models.build import build_model
 from paceline.task.models.copied import copied
 from paceline.task.models.held import buffers_kept
 from paceline.task.objective import Objective
+from paceline.task.sums import back_through
 from paceline.task.turns import Turn
 from paceline.verify.compare.difference import wide
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -121,7 +122,7 @@ def backward(
         with randomness.during(SampleRows(positions, turn.draws_as(step), length_of(data))):
             loss_sum, weight = turn.objective(model, placed_plainly(turn.objective, cast_floats(data, dtype)))
         loss_sum = loss_sum * factors[number] if factors else loss_sum
-        loss_sum.backward()
+        back_through(loss_sum, turn.objective)
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
     return sum(losses), counted(weights, step)
