@@ -83,7 +83,7 @@ class ConfigError(PacelineError, ValueError):
 
 
 class NeedsWholeWeights(ConfigError):
-    """A model or an objective uses weights whole where a layout has its ranks hold parts of them."""
+    """A model, an objective or an optimizer uses weights whole where a layout has its ranks hold parts of them."""
 
 
 class ConfigErrors(ConfigError):

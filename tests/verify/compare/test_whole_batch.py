@@ -243,7 +243,7 @@ def test_what_shows_in_many_rows_alone_is_found_where_the_batch_has_as_many(mode
     assert job.plan.batch_samples == ROWS
     found = checked(job.spec.task)
     assert not found.equal and found.first_difference.family == "loss not a sum over rows"
-    assert "of 64 rows" in found.first_difference.likely
+    assert "of 96 rows" in found.first_difference.likely
 
 
 def test_as_many_rows_are_looked_at_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_as_many_rows_are_looked_at_on_a_slow_machine(monkeypatch: pytest.Monkey
     task = dataclasses.replace(task_of(classifier, hardest_sixteen), global_batch=Amount(96, "samples"))
     clock = itertools.count()
     monkeypatch.setattr(time, "process_time", lambda: float(next(clock)))
-    assert "of 64 rows" in checked(task).first_difference.likely
+    assert "of 96 rows" in checked(task).first_difference.likely
 
 
 def test_a_batch_of_ones_own_data_that_is_counted_in_tokens_has_as_many_rows() -> None:

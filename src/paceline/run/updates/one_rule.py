@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError
+from paceline.errors import NeedsWholeWeights
 from paceline.run.updates.first_state import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, wrapped
 from paceline.task.models.held import is_spread, local_of, whole_of
@@ -129,7 +129,7 @@ class LocalPart:
             if not isinstance(value, Tensor) or not value.dim() or not is_spread(weight):
                 shown[name] = value
             elif value.shape != plain.shape:
-                raise ConfigError(
+                raise NeedsWholeWeights(
                     f"the optimizer '{self._groups[0]['use'].name}' cannot be sharded",
                     f"its state '{name}' of shape {list(value.shape)} does not follow a parameter's "
                     f"{list(plain.shape)}, so no other layout could read it",

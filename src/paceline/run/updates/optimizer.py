@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NeedsWholeWeights
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import Use, needs_no_wrapping
 from paceline.spec.steps.update import OptimizerSpec
@@ -74,7 +74,7 @@ def _group(
     decay = {} if treatment.weight_decay is None else {"weight_decay": treatment.weight_decay}
     use, scale = scopes[id(treatment.use)], treatment.lr_scale
     if use.scope == "model" and any(is_spread(parameter) for parameter in parameters):
-        raise ConfigError(
+        raise NeedsWholeWeights(
             f"the optimizer '{use.name}' cannot be sharded",
             "its update of a parameter depends on other parameters, which are spread over ranks",
             "plan.dp_shard = 1 and no axis but dp_replicate",

@@ -23,6 +23,7 @@ from paceline.task.turns import Turn
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import reach_of, wide
 from paceline.verify.compare.tolerance import FLOOR
+from paceline.verify.reached.meeting import Meeting, read_meeting
 from paceline.verify.reached.remembered import Remembered
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.rounding.conditioning import Move
@@ -111,11 +112,13 @@ def numbers_of(
     *,
     still: bool = False,
     alike: bool = False,
+    meeting: Meeting | None = None,
 ) -> PiecesNumbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
 
     The loss is scaled before its backward pass, and the gradients back again. With `still` every piece begins with the
-    buffers of the first one; with `alike` random numbers of all samples are those of the first one.
+    buffers of the first one; with `alike` random numbers of all samples are those of the first one. With `meeting` rows
+    meet in one piece that do not in pieces of two.
     """
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
@@ -126,7 +129,9 @@ def numbers_of(
         for size in sizes:
             each = buffers_kept(model) if still else contextlib.nullcontext()
             positions = np.arange(start, start + size, dtype=np.int64)
-            data, held = read_at(source, task.seed, positions), _gradients_of(model)
+            given = (source, task.seed, positions)
+            data = read_at(*given) if meeting is None else read_meeting(*given, meeting)
+            held = _gradients_of(model)
             drawn_for = np.zeros_like(positions) if alike else positions
             with each:
                 with program.randomness.during(SampleRows(drawn_for, turn.draws_as(1), length_of(data))):

@@ -62,6 +62,7 @@ from paceline.verify.reached.causes import (
     TAKES_GRADIENTS,
 )
 from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
+from paceline.verify.reached.meeting import APART, PIECES, Meeting, meetings_of
 from paceline.verify.reached.remembered import AsItWas
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -70,7 +71,8 @@ from paceline.verify.rounding.conditioning import Move, beyond_rounding, compute
 QUANTITY = "whole batch"
 # A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
 # experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
-MANY_ROWS = 64
+MANY_ROWS = 512
+LATER_ROWS = 64  # on other weights
 # That a piece of so many rows may take, by what few take: a large model has fewer. They are reckoned from what is
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
@@ -90,6 +92,7 @@ class _Look:
     others: list[PiecesNumbers]
     way: Walk | None = None  # from the weights of the start to these
     kept: tuple[str, ...] = ()  # what calls change, where each cut was of a program that had not been called
+    meeting: Meeting | None = None  # whether rows were made to meet
 
 
 def whole_batch(
@@ -167,18 +170,36 @@ def _looks(asked: Asked, program: OneProgram, turn: Turn, first: _Look, sides: T
     beyond one may be what the whole does, near the start.
     """
     yield first
+    yield from _meetings(asked, program, turn, first)
     batch, few = asked.task.global_batch, asked.plan.batch_samples
     wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
     with WorkSeen() as seen:
         numbers_of(asked, program, turn, (few,))
     rows = max(few, min(wanted, int(MANY_SECONDS / max(seen.seconds / few, 1e-9))))
+    rows_later = max(few, min(LATER_ROWS, rows))
     if rows > few and (larger := _in_growing_pieces(asked, program, turn, rows, sides)):
         yield larger
     if seen.seconds <= MANY_SECONDS or sleeps(first.whole.gradients):
-        yield from _later(asked, turn, rows, Walk(), sides)
+        yield from _later(asked, turn, rows_later, Walk(), sides)
     if sides.has_any and seen.seconds * sum(way.steps for way in FAR_WALKS) <= FAR_SECONDS:
         for way in FAR_WALKS:
-            yield from _later(asked, turn, rows, way, sides)
+            yield from _later(asked, turn, rows_later, way, sides)
+
+
+def _meetings(asked: Asked, program: OneDevice, turn: Turn, first: _Look) -> Iterator[_Look]:
+    """Yield looks at rows that meet, of a program whose calls leave nothing.
+
+    One that keeps something for each sample may use a sample once in a batch alone.
+    """
+    if first.whole.moved or program.remembered.changed():
+        return
+    for meeting in meetings_of(asked.source):
+        try:
+            whole, cut = (numbers_of(asked, program, turn, s, meeting=meeting) for s in ((2 * APART,), PIECES))
+        except Exception:  # whatever a program says to rows that were put together
+            continue
+        if not (not_finite(whole) or not_finite(cut)):
+            yield _Look(whole, [cut], meeting=meeting)
 
 
 def _uncalled(asked: Asked, known: OneProgram, turn: Turn, was: AsItWas) -> Iterator[_Look]:
@@ -200,7 +221,7 @@ def _uncalled(asked: Asked, known: OneProgram, turn: Turn, was: AsItWas) -> Iter
 def _of_uncalled(asked: Asked, known: OneProgram, turn: Turn, was: AsItWas, look: _Look, cut: PiecesNumbers) -> _Look:
     """Return a look whose cuts differ, with what calls change where those of programs that nobody has called do not."""
     kept = known.remembered.changed()
-    if not kept or look.way is not None:
+    if not kept or look.way is not None or look.meeting is not None:
         return look
     try:
         whole, other = (_numbers_anew(asked, known, turn, was, each.sizes) for each in (look.whole, cut))
@@ -253,7 +274,7 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: PiecesNumbers) -> tuple[
     if look.way is not None:
         _walked(asked, program, turn, look.way)
     moved = numbers_of(asked, program, turn, look.whole.sizes).moved
-    if not moved:
+    if not moved or look.meeting is not None:
         return ()
     whole, others = (numbers_of(asked, program, turn, each.sizes, still=True) for each in (look.whole, cut))
     most = tolerance(QUANTITY, asked.plan.precision)
@@ -262,7 +283,7 @@ def _moving(asked: Asked, turn: Turn, look: _Look, cut: PiecesNumbers) -> tuple[
 
 def _is_drawn(asked: Asked, program: OneProgram, turn: Turn, look: _Look, cut: PiecesNumbers) -> bool:
     """Return whether a program that draws for samples is a sum over rows where it draws the same for all."""
-    if not program.looked.patterns or look.way is not None:
+    if not program.looked.patterns or look.way is not None or look.meeting is not None:
         return False
     whole, other = (numbers_of(asked, program, turn, each.sizes, alike=True) for each in (look.whole, cut))
     return all(d.relative <= tolerance(QUANTITY, asked.plan.precision) for d in differences_of(whole, other))
@@ -325,7 +346,7 @@ def _beyond_rounding(
         program = one_device(asked, [turn], move)
         if look.way is not None:
             _walked(asked, program, turn, look.way)
-        return numbers_of(asked, program, turn, look.whole.sizes)
+        return numbers_of(asked, program, turn, look.whole.sizes, meeting=look.meeting)
 
     def apart(ours: PiecesNumbers, known: PiecesNumbers) -> list[Difference]:
         return [_in_the_shape_of_a_layouts(d) for d in differences_of(known, ours)]
@@ -385,7 +406,7 @@ def _first(
     of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
     other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
-    later = LATER.format(look.way) if look.way is not None else ""
+    later = LATER.format(look.way) if look.way is not None else look.meeting.value if look.meeting is not None else ""
     shown = (
         f"{difference.name}{of} of {sum(look.whole.sizes)} rows{later} is {difference.whole:.6g} an item in one piece"
         f" and {difference.cut:.6g} {other}"

@@ -23,7 +23,7 @@ SEEDS = (1, 2)  # of two reads of a row
 
 def row_that_keeps_its_draws(source: Any) -> int | None:
     """Return the number of a sample that draws when it is first read, and not when it is read again; None of none."""
-    found = _mapped(source)
+    found = mapped_of(source)
     with contextlib.suppress(DataError):  # of a sample that cannot be read: who wants it says so
         if found is None:
             return None
@@ -36,7 +36,7 @@ def row_that_keeps_its_draws(source: Any) -> int | None:
     return None
 
 
-def _mapped(source: Any) -> MapSource | None:
+def mapped_of(source: Any) -> MapSource | None:
     """Return the data set of the user's that a source reads, through whatever is around it."""
     for _ in range(8):
         if source is None or isinstance(source, MapSource):

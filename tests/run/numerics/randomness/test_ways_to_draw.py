@@ -329,6 +329,49 @@ def test_a_look_leaves_weights_that_the_program_moves_as_they_were() -> None:
     assert not torch.equal(model.slow.weight, before["slow.weight"])
 
 
+class Remembers(nn.Module):
+    """Measures its scale at the first call, and keeps all that it can in plain attributes, some of them deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.calls, self.has = nn.Parameter(torch.ones(())), 0, {"of": {"measured": False}}
+        self.seen, self.teacher, self.mean = [], [nn.Linear(4, 4)], torch.zeros(())
+        self.fresh = None  # such as a state that is carried on
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the scaled rows."""
+        self.calls += 1
+        self.seen.append(len(x))
+        self.fresh, self.later = x.detach(), x.detach()
+        with torch.no_grad():
+            self.mean.add_(x.mean())
+            self.teacher[0].weight.mul_(0.5)
+            if not self.has["of"]["measured"]:
+                self.scale.copy_(1 / x.max())
+                self.has["of"]["measured"] = True
+        return self.scale * x
+
+
+def test_a_look_is_no_call_that_a_program_remembers() -> None:
+    """Scales that a first call measures were measured on a look, put back, and never measured in training."""
+    model, calls, steps = Remembers(), [0], 0
+    teacher = model.teacher[0].weight.clone()
+
+    def objective(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        nonlocal steps
+        steps += 1
+        calls[0] += 1
+        return (model(batch) + torch.rand(len(batch), 1)).sum(), len(batch)
+
+    seen = model.seen
+    survey(model, objective, torch.full((3, 4), 2.0), CPU)
+    assert (model.calls, model.seen, model.has, model.fresh) == (0, [], {"of": {"measured": False}}, None)
+    assert model.seen is seen and not hasattr(model, "later") and (steps, calls) == (0, [0])
+    assert torch.equal(model.teacher[0].weight, teacher) and float(model.mean) == 0
+    objective(model, torch.full((1, 4), 2.0))
+    assert float(model.scale.detach()) == 0.5 and (model.calls, steps) == (1, 1)
+
+
 class FollowsByData(nn.Module):
     """A momentum encoder as MoCo's authors wrote it; and weights that are views of one tensor, of which one moves."""
 

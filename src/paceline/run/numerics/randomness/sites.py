@@ -20,6 +20,7 @@ _OURS = (
     "paceline.run.numerics.randomness.",
     "paceline.task.entries_read",
     "paceline.verify.rounding.",
+    "paceline.verify.reached.",
 )  # between a program and its caller, and not always there
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 

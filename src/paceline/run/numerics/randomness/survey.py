@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import ConfigError
 from paceline.run.numerics.nested import leaves_of
+from paceline.run.numerics.randomness.attributes_kept import attributes_kept
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
@@ -119,13 +120,17 @@ class _LookedAt:
         return tried_reading(objective, lambda what: self.look(what, count))
 
     @contextlib.contextmanager
-    def left_as_it_is(self) -> Iterator[None]:
-        """Put weights, buffers, gradients and random states back at the end."""
+    def left_as_it_is(self, objective: SurveyedObjective) -> Iterator[None]:
+        """Put weights, buffers, gradients, random states and what else the program holds back at the end."""
         grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         others = Others(self.model)
         try:
             devices = [self.device] if self.device.type == "cuda" else []
-            with buffers_kept(self.model), WeightsKept(self.model), torch.random.fork_rng(devices=devices):
+            with contextlib.ExitStack() as kept:
+                held = kept.enter_context(attributes_kept(self.model, objective))
+                kept.enter_context(buffers_kept(self.model))
+                kept.enter_context(WeightsKept(self.model, held.tensors))
+                kept.enter_context(torch.random.fork_rng(devices=devices))
                 yield
         finally:
             others.restore()
@@ -141,7 +146,7 @@ def survey(model: nn.Module, objective: SurveyedObjective, batch: object, device
     The first dimension of the batch's tensors counts samples. Weights, buffers and random states are left as they were.
     """
     program = _LookedAt(model, batch, device)
-    with program.left_as_it_is():
+    with program.left_as_it_is(objective):
         return _surveyed(program, objective)
 
 

@@ -24,9 +24,11 @@ class WeightsKept(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, others: Sequence[Tensor] = ()) -> None:
+        """Keep a model's weights, and other tensors that its program holds."""
         super().__init__()
-        self._data = [(weight, weight.detach()) for weight in model.parameters() if _place_of(weight)]
+        kept = (*model.parameters(), *others)
+        self._data = [(weight, weight.detach()) for weight in kept if _place_of(weight)]
         # Several where weights are views of one flat tensor, of which an operator may write any part.
         self._at: dict[int, list[Tensor]] = defaultdict(list)
         for _, data in self._data:
