@@ -186,7 +186,7 @@ def _looks(asked: Asked, program: OneProgram, turn: Turn, first: _Look, sides: T
             yield from _later(asked, turn, rows_later, way, sides)
 
 
-def _meetings(asked: Asked, program: OneDevice, turn: Turn, first: _Look) -> Iterator[_Look]:
+def _meetings(asked: Asked, program: OneProgram, turn: Turn, first: _Look) -> Iterator[_Look]:
     """Yield looks at rows that meet, of a program whose calls leave nothing.
 
     One that keeps something for each sample may use a sample once in a batch alone.
