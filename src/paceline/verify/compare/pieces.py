@@ -23,7 +23,7 @@ from paceline.task.turns import Turn
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import reach_of, wide
 from paceline.verify.compare.tolerance import FLOOR
-from paceline.verify.reached.meeting import Meeting, read_meeting
+from paceline.verify.reached.meeting import RowsThatMeet, read_meeting
 from paceline.verify.reached.remembered import Remembered
 from paceline.verify.reference.passes import norm_together, reference_randomness
 from paceline.verify.rounding.conditioning import Move
@@ -112,7 +112,7 @@ def numbers_of(
     *,
     still: bool = False,
     alike: bool = False,
-    meeting: Meeting | None = None,
+    meeting: RowsThatMeet | None = None,
 ) -> PiecesNumbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
 

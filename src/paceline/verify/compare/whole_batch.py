@@ -62,7 +62,7 @@ from paceline.verify.reached.causes import (
     TAKES_GRADIENTS,
 )
 from paceline.verify.reached.kept_rows import row_that_keeps_its_draws
-from paceline.verify.reached.meeting import APART, PIECES, Meeting, meetings_of
+from paceline.verify.reached.meeting import APART, PIECES, RowsThatMeet, meetings_of
 from paceline.verify.reached.remembered import AsItWas
 from paceline.verify.reached.thresholds import ThresholdsSeen
 from paceline.verify.reference.plain_documents import placed_plainly
@@ -76,6 +76,7 @@ LATER_ROWS = 64  # on other weights
 # That a piece of so many rows may take, by what few take: a large model has fewer. They are reckoned from what is
 # computed (work.py), so that a program has as many rows, and one verdict, on every machine and at every load.
 MANY_SECONDS = 0.5
+MOST_SHOWN = 12  # pieces that are told one by one
 LATER = ", on weights that {} have moved,"
 FAR_SECONDS = 1.0  # that all steps to weights which reach a threshold may take, reckoned as MANY_SECONDS are
 
@@ -92,7 +93,7 @@ class _Look:
     others: list[PiecesNumbers]
     way: Walk | None = None  # from the weights of the start to these
     kept: tuple[str, ...] = ()  # what calls change, where each cut was of a program that had not been called
-    meeting: Meeting | None = None  # whether rows were made to meet
+    meeting: RowsThatMeet | None = None  # whether rows were made to meet
 
 
 def whole_batch(
@@ -404,7 +405,8 @@ def _first(
     difference, cut = wrong[0]
     names = list(dict.fromkeys(d.name for d, _ in wrong))
     of = f" of {turn.name}" if turn.name else ""
-    pieces = " + ".join(map(str, cut.sizes))
+    sizes = [str(size) for size in cut.sizes]
+    pieces = " + ".join(sizes if len(sizes) <= MOST_SHOWN else [*sizes[:3], "...", sizes[-1]])
     other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
     later = LATER.format(look.way) if look.way is not None else look.meeting.value if look.meeting is not None else ""
     shown = (

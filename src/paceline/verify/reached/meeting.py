@@ -21,25 +21,25 @@ APART = 2  # a row meets the one so many rows on
 PIECES = (APART, APART)
 
 
-class Meeting(Enum):
+class RowsThatMeet(Enum):
     """Which rows meet, in words."""
 
     LABELS = ", the last of which have the labels and numbers of the first,"
     SAMPLES = ", the last of which are the samples of the first,"
 
 
-def meetings_of(source: Source) -> tuple[Meeting, ...]:
+def meetings_of(source: Source) -> tuple[RowsThatMeet, ...]:
     """Return which rows can be made to meet. What a collate fills up follows from lengths: labels keep their rows."""
     mapped = mapped_of(source)
     is_stacked = mapped is not None and mapped.collate is None
-    return (Meeting.LABELS, Meeting.SAMPLES) if is_stacked else (Meeting.SAMPLES,)
+    return (RowsThatMeet.LABELS, RowsThatMeet.SAMPLES) if is_stacked else (RowsThatMeet.SAMPLES,)
 
 
-def read_meeting(source: Source, seed: int, positions: np.ndarray, meeting: Meeting) -> Any:
+def read_meeting(source: Source, seed: int, positions: np.ndarray, meeting: RowsThatMeet) -> Any:
     """Return the rows at some of the first positions, of which those from `APART` on meet the ones before."""
     firsts = ids_at(source, seed, positions % APART)
     given = source.read(firsts, positions)
-    if meeting is Meeting.SAMPLES:
+    if meeting is RowsThatMeet.SAMPLES:
         return given
     return tree_map(
         lambda own, first: first if _is_label(own, len(positions)) else own,

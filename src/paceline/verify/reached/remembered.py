@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
@@ -17,12 +17,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# What nn.Module itself keeps in a module's dictionary: parameters and buffers are looked at elsewhere.
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+from paceline.run.numerics.randomness.attributes_kept import FILLED, OF_EVERY_MODULE
+
 SIZED = (list, dict, set, deque)
 PLAIN = (bool, int, float, Tensor, *SIZED)  # what variables hold that calls may change
 MOST = 100_000  # elements of one
-FILLED = (*SIZED, defaultdict, OrderedDict, Counter)  # exactly these are filled again in place
 _NONE = object()  # what a place holds in which nothing is
 PROOFS_OWN = "paceline."  # what the proof itself hangs on a model
 _Mark = tuple[object, ...]
