@@ -281,3 +281,24 @@ def test_flex_attention_is_refused_with_what_a_cpu_has() -> None:
         trace_here(Task(model=Flexible, data=Rows()))
     assert raised.value.because == "flex_attention has a backward pass on GPUs alone"
     assert "scaled_dot_product_attention" in raised.value.try_
+
+
+class FiveNearest:
+    """Each row with the five nearest of the batch: of two rows there are none."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        """Return the loss, and the rows."""
+        outputs = model(batch[0])
+        apart = (outputs[:, None] - outputs).square().sum(-1)
+        return apart.topk(6, largest=False).values.sum(), len(outputs)
+
+
+def test_what_needs_more_rows_of_a_batch_is_traced_where_it_says_that_it_sees_all_of_them() -> None:
+    objective = FiveNearest()
+    with pytest.raises(ConfigError, match="cannot be traced"):
+        trace_here(Task(model=Program, data=Rows(), objective=objective, global_batch="12 samples"))
+    objective.coupled = "batch"  # type: ignore[attr-defined]
+    found = trace_here(Task(model=Program, data=Rows(), objective=objective, global_batch="12 samples"))
+    assert found.source == "traced" and found.forward_flops == pytest.approx(PRODUCTS, rel=0.01)
+    with pytest.raises(ConfigError, match="cannot be traced"):  # its batch has none either
+        trace_here(Task(model=Program, data=Rows(), objective=objective, global_batch="4 samples"))

@@ -5,6 +5,7 @@ Where torch is already here, or the task holds Python objects that cannot travel
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,6 +27,7 @@ from paceline.task.profile.plain import pack_profile, unpack_profile
 from paceline.task.profile.turns import together
 
 EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
+MOST_ROWS = 512  # of a batch that is never cut, where so few are none to an objective
 
 
 def trace_task(task: Task) -> ModelProfile:
@@ -58,21 +60,24 @@ def trace_here(task: Task) -> ModelProfile:
     import numpy as np
     from torch import nn
 
+    from paceline.spec.amounts import batch_samples
+    from paceline.task.coupling import declares_coupling
     from paceline.task.data.order.lengths import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
     from paceline.task.models.copied import copied
     from paceline.task.profile.adapted import adapted_profile
     from paceline.task.profile.traced import profile_module
-    from paceline.task.turns import turns_of
+    from paceline.task.turns import Turn, turns_of
 
     model = task.model
     source, _ = open_sources(task.data, task.seed)
     lengths = lengths_of(source)  # the longest samples are priced: memory must hold them
-    rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
-    if lengths is not None:
-        rows = np.argsort(-np.asarray(lengths), kind="stable")[:EXAMPLE_ROWS].astype(np.int64)
-    batch = source.read(rows, rows)
+    longest = None if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
+
+    def example(rows: int) -> Any:
+        first = np.arange(min(rows, source.samples), dtype=np.int64) if longest is None else longest[:rows]
+        return source.read(first.astype(np.int64), first.astype(np.int64))
 
     def built(device: str) -> nn.Module:
         return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device, task.adaptation)
@@ -88,7 +93,19 @@ def trace_here(task: Task) -> ModelProfile:
     except ConfigError:  # a factory may ask for values too, as timm's do of a torch.linspace
         module = built("cpu")
     turns = turns_of(task, source.unit)
-    profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
+
+    def profiled(turn: Turn, rows: int = EXAMPLE_ROWS) -> ModelProfile:
+        try:
+            return profile_module(module, example(rows), turn.objective, source.items_per_sample, real)
+        except ConfigError as error:
+            whole = min(batch_samples(task, source.items_per_sample), MOST_ROWS, source.samples)
+            if rows >= whole or not declares_coupling(module, turn.objective):
+                raise
+            with contextlib.suppress(ConfigError):  # the five nearest rows of a batch, say, of which two have none
+                return profiled(turn, whole)
+            raise error
+
+    profiles = [profiled(turn) for turn in turns]
     profiles = [
         adapted_profile(profile, module, getattr(turn.objective, "forward_passes", 1))
         for profile, turn in zip(profiles, turns, strict=True)
