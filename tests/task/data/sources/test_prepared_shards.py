@@ -28,6 +28,7 @@ from paceline.spec.task import DataSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec, HeldOutSetSpec
 from paceline.task.data.prepare import prepare as module
 from paceline.task.data.prepare.prepare import prepare
+from paceline.task.data.rows.one_tokenizer import unlike
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import read_index, splits_of
 from paceline.task.data.sources.shards.opened import storage_of
@@ -368,3 +369,16 @@ def test_sources_of_a_mixture_and_a_named_tokenizer_are_one(tmp_path: Path) -> N
                 evaluate=EvaluateSpec(sets=(HeldOutSetSpec("later", str(other)),)))  # fmt: skip
     with pytest.raises(ConfigError, match=r"samples of task\.evaluate\.sets 'later' are not like"):
         open_sets(task, World(0, 1, 0, torch.device("cpu")), open_sources(task.data, 7)[0])
+
+
+def test_a_later_release_that_gives_free_numbers_to_new_tokens_is_the_same_tokenizer() -> None:
+    """Llama 3's third free token moves by one in Llama 3.1, which has a token for padding in its place."""
+
+    def told(*added: str) -> str:
+        tokens = [{"content": each, "id": at, "special": True} for at, each in enumerate(added, 2)]
+        return json.dumps({"model": {"vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": tokens})
+
+    end, pad, free = "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|reserved_special_token_{}|>".format
+    earlier, later = told(end, free(0), free(1), free(2)), told(end, free(0), free(1), pad, free(2))
+    assert unlike(earlier, later) == unlike(later, earlier) == ""
+    assert unlike(told(end, pad), told(pad, end)) == "'<|end_of_text|>' is token 2 of one and 3 of the other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from paceline.spec.model_folder import TOKENIZER
 from paceline.task.data.sources.shards.folder import OpensShards
 from paceline.task.data.sources.tokens import TokenSplit
 from paceline.task.data.storage.bytes import beside
+
+
+# <|reserved_special_token_2|>, <unused7>, [unused7]: none of them stands in a text.
+KEPT_FREE = re.compile(r"reserved|unused", re.IGNORECASE)
 
 
 def tokenizer_text(source: object) -> str | None:
@@ -40,7 +45,8 @@ def tokens_differ(source: object, like: object) -> str:
 def unlike(one: str, other: str) -> str:
     """Return why a number may stand for another text in the second of two tokenizer.json, "" where it does not.
 
-    One of them may have tokens that the other lacks, such as those that a chat adds.
+    One of them may have tokens that the other lacks, such as those that a chat adds. Special tokens that are kept free
+    stand for nothing, and releases of one tokenizer give their numbers to others (Llama 3 and 3.1).
     """
     if one == other:
         return ""
@@ -63,10 +69,12 @@ def _name(told: Mapping[str, Any]) -> str:
 
 
 def _numbers(told: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of each token, of those that were added too."""
-    known = told["model"].get("vocab", {})
+    """Return the number of each token, of those that were added too, but of none that is kept free."""
+    known, added = told["model"].get("vocab", {}), told.get("added_tokens") or ()
     found = dict(known) if isinstance(known, Mapping) else {pair[0]: number for number, pair in enumerate(known)}
-    return found | {each["content"]: each["id"] for each in told.get("added_tokens") or ()}
+    free = {each["content"] for each in added if each.get("special") and KEPT_FREE.search(each["content"])}
+    every = found | {each["content"]: each["id"] for each in added}
+    return {token: number for token, number in every.items() if token not in free}
 
 
 def _merges(told: Mapping[str, Any]) -> list[str]:
