@@ -13,7 +13,6 @@ from paceline.task.data.sources.shards.folder import OpensShards
 from paceline.task.data.sources.tokens import TokenSplit
 from paceline.task.data.storage.bytes import beside
 
-
 # <|reserved_special_token_2|>, <unused7>, [unused7]: none of them stands in a text.
 KEPT_FREE = re.compile(r"reserved|unused", re.IGNORECASE)
 
@@ -54,7 +53,7 @@ def unlike(one: str, other: str) -> str:
     if "model" not in ours or "model" not in theirs:  # bytes, which is no file of the package
         return f"one is {_name(ours)} and the other {_name(theirs)}"
     mine, its = _numbers(ours), _numbers(theirs)
-    for token in mine.keys() & its.keys():
+    for token in sorted(mine.keys() & its.keys(), key=lambda token: mine[token]):  # the first alike on all ranks
         if mine[token] != its[token]:
             return f"{token!r} is token {mine[token]} of one and {its[token]} of the other"
     if not (mine.keys() <= its.keys() or its.keys() <= mine.keys()):
