@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -61,14 +60,14 @@ def test_a_new_coordinator_waits_for_the_node_of_the_last_one_shortly(
 @pytest.mark.deep
 def test_a_coordinator_that_stands_still_is_replaced_and_leaves_no_process(tmp_path: Path) -> None:
     """It keeps the lock of the run's directory as long as it is there, whether or not it says anything."""
-    run_dir = tmp_path / "run"
+    run_dir, faults = tmp_path / "run", tmp_path / "faults.toml"
+    faults.write_text('[[each]]\nkind = "stop"\nwhom = "coordinator"\nstep = 8\nrank = 0\n')
     nodes = Nodes(write_spec(tmp_path, run_dir, 2, "dp_replicate = 2", precision="fp64"), 2, *OPTIONS,
-                  "--set", "run.nodes.lost_after=2 s")  # fmt: skip
+                  "--set", "run.nodes.lost_after=2 s", "--faults", str(faults))  # fmt: skip
     try:
         nodes.start()
-        wait_for_step(run_dir, 8, nodes.processes[0])
+        wait_for_step(run_dir, 4, nodes.processes[0])
         stopped = nodes.coordinator()
-        os.kill(stopped, signal.SIGSTOP)
         ended = [process.poll for process in nodes.processes.values()]
         wait_until(lambda: bool(records_of(run_dir, "recovery")) or any(poll() is not None for poll in ended))
         assert not is_running(stopped)
