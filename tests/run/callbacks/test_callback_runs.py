@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from pathlib import Path
@@ -12,7 +13,9 @@ from callback_runs import run_with, through
 from distributed import run_ranks
 from runs import records_of, steps_of
 
+from paceline.errors import ConfigError
 from paceline.run.callbacks.moment import CallbackMoment
+from paceline.spec.sync import Sync
 
 
 class Conductor:
@@ -64,6 +67,15 @@ def test_what_callbacks_decide_is_done_and_their_state_is_resumed(tmp_path: Path
     assert records_of(tmp_path, "run_ended")[-1]["status"] == "complete"
     through(run_with(tmp_path, 9, third))
     assert third.seen == ["start 5", "end 5"] and len(steps_of(tmp_path)) == 5, "it stays ended"
+
+
+def test_no_update_is_left_out_where_sums_keep_what_rounding_left_of_it(tmp_path: Path) -> None:
+    """A gradient of 1e6 that a callback left out came back as one of -2432 in the step after it."""
+    run = run_with(tmp_path, 3, Conductor())
+    plan = dataclasses.replace(run.brief.plan, sync=Sync(wire="bf16"))
+    run.brief = dataclasses.replace(run.brief, plan=plan)
+    with pytest.raises(ConfigError, match="a callback leaves out the update of step 2, and"):
+        through(run)
 
 
 def test_a_run_that_nobody_uses_is_gone_at_once_with_its_lock(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def wrong_whole_batch() -> Callable[..., Any]:
     """Return what gives the numbers of a batch, of which the first, those of the whole one, have a wrong gradient."""
     made: list[Any] = []
 
-    def numbers(*given: Any) -> Any:
-        found = RIGHT_NUMBERS(*given)
+    def numbers(*given: Any, **named: Any) -> Any:
+        found = RIGHT_NUMBERS(*given, **named)
         made.append(found)
         return found if len(made) > 1 else dataclasses.replace(found, gradients=scaled(found.gradients, SCALED))
 

@@ -26,7 +26,7 @@ from paceline.run.record.recorder import is_echo
 from paceline.run.record.remarks import all_steps_made, ended_early
 from paceline.run.record.tally import SCORING
 from paceline.run.survive.health.go_back import go_back
-from paceline.run.survive.health.guard import RollBack
+from paceline.run.survive.health.guard import RollBack, refuse_kept_rounding
 from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.run.survive.telling import as_told, let_peers_go
 from paceline.run.survive.unrecorded import take_decided
@@ -285,6 +285,8 @@ class Training(BetweenSteps):
         decided = self._hook("before_step", batch.step, lr=lr)
         self._roll.begins(batch.step)
         lr = decided.lr[1] if decided.lr else lr
+        if decided.skip is not None:
+            refuse_kept_rounding(self.brief.plan, f"a callback leaves out the update of step {batch.step}")
         self._stepper.leaves_out = decided.skip is not None
         if self._under.selection is not None:
             with self._tally.within(SCORING):

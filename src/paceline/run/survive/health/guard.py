@@ -114,13 +114,20 @@ def guard_of(health: HealthSpec, plan: Plan) -> UpdateGuard | None:
     """Return the guard of a run's updates, None where numbers that are not finite stop it and spikes are not seen."""
     if health.on_nonfinite == "stop" and health.on_spike == "off":
         return None
+    refuse_kept_rounding(
+        plan, "run.health leaves out updates", ", or the defaults of run.health.on_nonfinite and on_spike"
+    )
+    return UpdateGuard(health)
+
+
+def refuse_kept_rounding(plan: Plan, what: str, or_else: str = "") -> None:
+    """Raise ConfigError where updates are left out, as `what` says, and sums keep what rounding left of a gradient."""
     if plan.sync.wire != "full":
         raise ConfigError(
-            f"run.health leaves out updates, and plan.sync.wire = '{plan.sync.wire}'",
+            f"{what}, and plan.sync.wire = '{plan.sync.wire}'",
             "what that leaves out of a sum is added to the next one: a gradient that is left out would come back",
-            'plan.sync.wire = "full", or the defaults of run.health.on_nonfinite and on_spike',
+            f'plan.sync.wire = "full"{or_else}',
         )
-    return UpdateGuard(health)
 
 
 def refuse_beyond(steps: list[int], step: int, health: HealthSpec, because: str) -> None:
