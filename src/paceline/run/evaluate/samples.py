@@ -27,7 +27,7 @@ from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.sources.manifest import TOKENIZER
-from paceline.task.data.sources.tokenizer import Tokenizer, from_json
+from paceline.task.data.sources.tokenizer import Tokenizer, from_json, opened
 from paceline.task.metrics.metric import LossTotal, Totals
 from paceline.task.metrics.metric_inputs import predictions_of
 from paceline.task.models.build import evaluating
@@ -128,7 +128,8 @@ def sample_writer(spec: SamplesSpec, source: Source, objective: object, seed: in
             "task.samples.prompts = []",
         )
     tokenizer = from_json(file.read_text(encoding="utf-8"), TOKENIZER)
-    prompts = tuple(tuple(map(int, ids)) for ids in tokenizer.encode([prompt.encode() for prompt in spec.prompts]))
+    texts = tokenizer.encode([prompt.encode() for prompt in spec.prompts])
+    prompts = tuple(tuple(map(int, opened(tokenizer, ids))) for ids in texts)
     if (longest := max(map(len, prompts))) + spec.tokens > source.items_per_sample:
         raise ConfigError(
             f"task.samples: {longest} tokens of a prompt and {spec.tokens} more do not fit",

@@ -98,8 +98,10 @@ def trace_here(task: Task) -> ModelProfile:
         try:
             return profile_module(module, example(rows), turn.objective, source.items_per_sample, real)
         except ConfigError as error:
+            if not declares_coupling(module, turn.objective):
+                raise
             whole = min(batch_samples(task, source.items_per_sample), MOST_ROWS, source.samples)
-            if rows >= whole or not declares_coupling(module, turn.objective):
+            if rows >= whole:
                 raise
             with contextlib.suppress(ConfigError):  # the five nearest rows of a batch, say, of which two have none
                 return profiled(turn, whole)

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
+from paceline.task.sums import back_through
 from paceline.verify.compare.difference import Difference, reach_of, wide
 from paceline.verify.loops.gradients import GradientsTaken, dense
 from paceline.verify.loops.hooks import WeightHooks
@@ -203,7 +204,7 @@ class LoopReference:
             for rank, micro_batches in enumerate(batches):
                 for batch in micro_batches:
                     loss, weight = self._objective(module, _on_cpu(batch))
-                    (loss * scale).backward()
+                    back_through(loss * scale, self._objective)
                     now = sampled({name: dense(p.grad) for name, p in known.items() if p.grad is not None}, known)
                     parts.losses.append(float(loss.detach()))
                     parts.weights.append(float(weight))

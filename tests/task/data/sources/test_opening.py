@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.run.evaluate.samples import sample_writer
 from paceline.session.verbs.scoring import _pieces
 from paceline.spec.task import DataSpec
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.data.pairs import preference_pairs
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import open_corpus
 from paceline.task.data.sources.tables.store import open_table
 from paceline.task.data.sources.tokenizer import load_tokenizer, special_text
+from paceline.task.objective import next_token
 
 package = pytest.importorskip("tokenizers")
 TEXTS = ["a b", "cab", "b<s>a", "c" * 9]
@@ -93,11 +96,15 @@ def test_what_begins_a_row_is_not_learnt(folder: Path) -> None:
     assert learnt == [*given(folder, "a")[1:], load_tokenizer(str(folder)).end_of_document]
 
 
-def test_pairs_and_scores_begin_so(folder: Path) -> None:
+def test_pairs_prompts_of_samples_and_scores_begin_so(folder: Path) -> None:
     (folder / "pairs.jsonl").write_text(json.dumps({"prompt": "a b", "chosen": "c", "rejected": "b"}) + "\n")
     pairs = preference_pairs(str(folder / "pairs.jsonl"), 12, str(folder))
     prompt = given(folder, "a b")
     assert [row[: len(prompt)].tolist() for row in pairs[0]["tokens"]] == [prompt] * 2  # type: ignore[index]
+    (folder / "0.txt").write_text("c" * 99)
+    source, asked = open_sources(spec(folder, str(folder / "0.txt")), 7)[0], SamplesSpec(prompts=("a b",), tokens=4)
+    writer = sample_writer(asked, source, next_token, 7)
+    assert writer is not None and writer.prompts == (tuple(prompt),)
     tokenizer = load_tokenizer(str(folder))
     [(_, piece)] = _pieces(tokenizer, [b"a b"], 24)
     assert piece.tolist() == [tokenizer.end_of_document, *prompt, tokenizer.end_of_document]
